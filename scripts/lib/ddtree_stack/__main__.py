@@ -1,0 +1,128 @@
+"""Command line of every verb: python -m ddtree_stack VERB ..."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+
+from .errors import CHECK_FAILED, OK, UPSTREAM, USAGE, StackError
+from .paths import Stack
+from .ui import result
+
+
+class _Parser(argparse.ArgumentParser):
+    """argparse with our message form."""
+
+    def error(self, message: str) -> None:
+        raise StackError(USAGE, message, hint=f"scripts/{self.prog} --help")
+
+
+def _parser(verb: str) -> _Parser:
+    p = _Parser(prog=f"{verb}.sh", allow_abbrev=False)
+    if verb == "fetch":
+        p.description = "Get the pinned source distribution and make it the base commit of .work/vllm."
+        p.add_argument("--offline", action="store_true", help="use only what the cache has")
+    elif verb == "apply":
+        p.description = "Bring .work/vllm to the series: the base, then one commit per patch."
+        p.add_argument("--to", metavar="PATCH", help="stop after this patch")
+        p.add_argument("--force", action="store_true", help="back up unsaved work and go on")
+        p.add_argument("--plain", action="store_true", help="use patch(1); makes no commits")
+    elif verb == "refresh":
+        p.description = "Export the commits of .work/vllm to patches/."
+        p.add_argument("--check", action="store_true", help="write nothing, list what differs")
+    elif verb == "check":
+        p.description = "Prove that patches/ is complete, well-formed and gives the pinned tree."
+        p.add_argument("--quick", action="store_true", help="no tree: series, headers, style")
+        p.add_argument(
+            "--tests",
+            choices=("all", "own", "none"),
+            default="all",
+            help="own: each patch's Tests: at its own place; all: and every one at the end",
+        )
+    elif verb in ("build", "install"):
+        p.description = (
+            "Put the patched Python over the pinned wheel's binaries."
+            if verb == "build"
+            else "Make .venv with the patched tree."
+        )
+        p.add_argument("--device", choices=("cuda", "cpu"), help="default: what this machine has")
+        if verb == "build":
+            p.add_argument("--out", default="dist", help="folder of the wheel (default: dist)")
+    elif verb == "test":
+        p.description = "Run tests/unit (scripts), tests/tree against .venv (tree), or both (all)."
+        p.usage = "test.sh [scripts|tree|upstream|all] [-- PYTEST...]"
+        p.add_argument(
+            "suite", nargs="?", default="all", choices=("scripts", "tree", "upstream", "all")
+        )
+        p.set_defaults(pytest=[])
+    elif verb == "demo":
+        p.description = "From nothing to a tree-decoded answer; options after -- go to the demo."
+        p.set_defaults(options=[])
+    else:
+        raise StackError(USAGE, f"no such verb: {verb}")
+    return p
+
+
+def run(verb: str, argv: list[str]) -> int:
+    """Carry out one verb."""
+    rest: list[str] = []
+    if verb == "demo" and "-h" not in argv and "--help" not in argv:
+        argv, rest = [], [x for x in argv if x != "--"]
+    elif "--" in argv:
+        at = argv.index("--")
+        argv, rest = argv[:at], argv[at + 1 :]
+    args = _parser(verb).parse_args(argv)
+    if rest and verb not in ("test", "demo"):
+        raise StackError(USAGE, f"unexpected: {' '.join(rest)}", hint=f"scripts/{verb}.sh --help")
+    stack = Stack.here()
+    module = importlib.import_module(f".{verb}" if verb != "test" else ".testing", __package__)
+    if verb == "fetch":
+        result(f"base {module.fetch(stack, args.offline)} tree {stack.pin.sdist_tree}")
+    elif verb == "apply":
+        tree = module.apply(stack, args.to, args.force, args.plain)
+        result(f"applied, tree {tree}")
+    elif verb == "refresh":
+        lines = module.refresh(stack, args.check)
+        for line in lines:
+            result(line)
+        if not lines:
+            result("patches/ says what the work tree says")
+        return CHECK_FAILED if args.check and lines else OK
+    elif verb == "check":
+        module.check(stack, args.quick, args.tests)
+    elif verb == "build":
+        result(str(module.build(stack, args.device, stack.root / args.out)))
+    elif verb == "install":
+        result(str(module.install(stack, args.device)))
+    elif verb == "test":
+        return module.test(stack, args.suite, rest)
+    elif verb == "demo":
+        return module.demo(stack, rest)
+    return OK
+
+
+def main() -> int:
+    """Exit status of the verb; a StackError prints its message."""
+    verb = sys.argv[1] if len(sys.argv) > 1 else ""
+    try:
+        return run(verb, sys.argv[2:])
+    except StackError as err:
+        print(err.render(f"{verb}.sh"), file=sys.stderr)
+        return err.code
+    except KeyboardInterrupt:
+        print(f"{verb}.sh: stopped", file=sys.stderr)
+        return CHECK_FAILED
+    except OSError as err:
+        # Every other one is a defect and keeps its traceback.
+        from .index import disk_full
+
+        if not disk_full(err):
+            raise
+        told = StackError(UPSTREAM, "the disk is full", [str(err)], "df -h .")
+        print(told.render(f"{verb}.sh"), file=sys.stderr)
+        return told.code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

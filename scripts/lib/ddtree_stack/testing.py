@@ -1,0 +1,69 @@
+"""test: the scripts' unit tests, and the feature's tests against what .venv holds."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from .errors import CHECK_FAILED, OK, USAGE, StackError
+from .install import environ, install, installed
+from .paths import Stack
+from .ui import say
+
+_PROBE = "import vllm, torch; print(vllm.__version__, vllm.__file__, torch.__version__, sep='\\n')"
+
+
+def test(stack: Stack, suite: str, pytest: list[str]) -> int:
+    """Run the suites; every one runs even if an earlier one failed."""
+    if suite == "upstream":
+        raise StackError(
+            USAGE,
+            "upstream's own tests are not wired up yet",
+            ["each patch's Tests: are run by check.sh"],
+            "scripts/test.sh tree",
+        )
+    status = OK
+    if suite in ("scripts", "all"):
+        status |= scripts(stack, pytest)
+    if suite in ("tree", "all"):
+        status |= tree(stack, pytest)
+    return CHECK_FAILED if status else OK
+
+
+def scripts(stack: Stack, pytest: list[str]) -> int:
+    """tests/unit in the tools' environment."""
+    say("== scripts: tests/unit")
+    env = dict(os.environ, PYTHONPATH=str(stack.root / "scripts" / "lib"))
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q", "-n", "2"]
+    return subprocess.run(
+        [*command, "--rootdir", "tests/unit", "tests/unit", *pytest], cwd=stack.root, env=env
+    ).returncode
+
+
+def tree(stack: Stack, pytest: list[str]) -> int:
+    """tests/tree against .venv, from a folder outside the tree so that only the install counts."""
+    tests = stack.root / "tests" / "tree"
+    if not any(tests.glob("**/test_*.py")):
+        say("== tree: tests/tree has no tests yet")
+        return OK
+    install(stack)
+    have = installed(stack) or {}
+    env = environ(stack)
+    env["DDTREE_ROOT"] = str(stack.root)
+    with TemporaryDirectory() as temp:
+        python = str(stack.venv / "bin" / "python")
+        seen = subprocess.run(
+            [python, "-c", _PROBE], cwd=temp, env=env, capture_output=True, text=True
+        )
+        if seen.returncode:
+            raise StackError(
+                CHECK_FAILED, "the installed vLLM cannot be imported", seen.stderr.splitlines()[-5:]
+            )
+        version, path, torch = seen.stdout.splitlines()[-3:]
+        say(f"== tree: vllm {version}, tree {have.get('tree')}")
+        say(f"   at {Path(path).parent}, torch {torch}")
+        command = [python, "-m", "pytest", "-p", "no:cacheprovider", "-q", "--rootdir", str(tests)]
+        return subprocess.run([*command, str(tests), *pytest], cwd=temp, env=env).returncode
