@@ -21,7 +21,9 @@ class _Parser(argparse.ArgumentParser):
 def _parser(verb: str) -> _Parser:
     p = _Parser(prog=f"{verb}.sh", allow_abbrev=False)
     if verb == "fetch":
-        p.description = "Get the pinned source distribution and make it the base commit of .work/vllm."
+        p.description = (
+            "Get the pinned source distribution and make it the base commit of .work/vllm."
+        )
         p.add_argument("--offline", action="store_true", help="use only what the cache has")
     elif verb == "apply":
         p.description = "Bring .work/vllm to the series: the base, then one commit per patch."

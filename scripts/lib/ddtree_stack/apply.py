@@ -91,7 +91,11 @@ def apply(stack: Stack, upto: str | None = None, force: bool = False, plain: boo
                 "scripts/refresh.sh",
             )
         say(f"the work is kept as branch {state.backup(stack)} in {stack.shown(stack.tree)}")
-        for what, abort in (("git am", "am"), ("git rebase", "rebase"), ("git cherry-pick", "cherry-pick")):
+        for what, abort in (
+            ("git am", "am"),
+            ("git rebase", "rebase"),
+            ("git cherry-pick", "cherry-pick"),
+        ):
             if git.busy() == what:
                 git.call(abort, "--quit")
     base = git.out("rev-parse", BASE)

@@ -25,7 +25,8 @@ from .paths import Stack
 from .ui import say, step
 from .wheel import Entry, WheelFile, write_wheel
 
-# Their builds on the index are for CUDA and do not load beside the CPU torch; no text model needs them.
+_WHEEL = "Wheel-Version: 1.0\nGenerator: vllm-ddtree\nRoot-Is-Purelib: false\nTag: {tag}\n"
+# Their builds on the index are for CUDA and do not load beside the CPU torch; text needs none.
 _CPU_DROPPED = {"torchvision", "torchaudio", "torchcodec"}
 
 
@@ -114,13 +115,21 @@ def metadata(text: str, stack: Stack, device: str, version: str) -> bytes:
             line = "Name: vllm"
         elif line.startswith("Version: "):
             line = f"Version: {version}"
-        elif device == "cpu" and (m := re.match(r"Requires-Dist: ([\w-]+)", line)):
-            if m[1].lower() in _CPU_DROPPED and "extra ==" not in line:
-                continue
+        elif (
+            device == "cpu"
+            and (m := re.match(r"Requires-Dist: ([\w-]+)", line))
+            and m[1].lower() in _CPU_DROPPED
+            and "extra ==" not in line
+        ):
+            continue
         lines.append(line)
     if device == "cpu":
-        triton = f'Requires-Dist: triton=={stack.pin.requires["triton"]}; platform_machine == "x86_64"'
-        last = max(i for i, x in enumerate(lines) if x.startswith("Requires-Dist: ") and "extra" not in x)
+        triton = (
+            f'Requires-Dist: triton=={stack.pin.requires["triton"]}; platform_machine == "x86_64"'
+        )
+        last = max(
+            i for i, x in enumerate(lines) if x.startswith("Requires-Dist: ") and "extra" not in x
+        )
         lines.insert(last + 1, triton)
     return "\n".join(lines).encode() + gap.encode() + body.encode()
 
@@ -143,7 +152,7 @@ def make_image(stack: Stack, device: str, commit: str = "HEAD") -> Image:
     tag = art.name.removesuffix(".whl").split("-", 2)[2]
     texts = {
         "METADATA": metadata(source.text("METADATA"), stack, device, version),
-        "WHEEL": f"Wheel-Version: 1.0\nGenerator: vllm-ddtree\nRoot-Is-Purelib: false\nTag: {tag}\n".encode(),
+        "WHEEL": _WHEEL.format(tag=tag).encode(),
         "entry_points.txt": source.text("entry_points.txt").encode(),
         "top_level.txt": b"vllm\n",
         "ddtree.json": provenance(stack, device, commit),

@@ -57,9 +57,7 @@ def quick(stack: Stack) -> list[Patch]:
     if not readme.is_file() or readme.read_text() != want:
         raise _fail("patches/README.md does not fit the headers", [], "scripts/refresh.sh")
     if stack.pin_file.read_text() != stack.pin.render():
-        raise _fail(
-            "upstream/pin.toml was edited by hand", [], "git checkout upstream/pin.toml"
-        )
+        raise _fail("upstream/pin.toml was edited by hand", [], "git checkout upstream/pin.toml")
     style(stack)
     result(f"quick: {len(patches)} patches, series, headers, table, pin and style are right")
     return patches
@@ -149,7 +147,9 @@ def check(stack: Stack, only_quick: bool, tests: str) -> None:
         tip = Git(tree).out("rev-parse", "HEAD")
         with step("quilt"):
             with_quilt(stack, tree)
-        if (stack.tree / ".git").exists() and Git(stack.tree).rev("HEAD") != Git(stack.tree).rev(BASE):
+        if (stack.tree / ".git").exists() and Git(stack.tree).rev("HEAD") != Git(stack.tree).rev(
+            BASE
+        ):
             lines = refresh.refresh(stack, check=True)
             if lines:
                 raise _fail("the work tree and patches/ differ", lines, "scripts/refresh.sh")

@@ -7,7 +7,15 @@ from tempfile import TemporaryDirectory
 
 from .errors import CHECK_FAILED, StackError
 from .git import Git, first
-from .patchfile import NAME, PATCH_NAME, Patch, canonical_name, parse_trailers, strip_name, trailer_block
+from .patchfile import (
+    NAME,
+    PATCH_NAME,
+    Patch,
+    canonical_name,
+    parse_trailers,
+    strip_name,
+    trailer_block,
+)
 
 _FORMAT = (
     *("format-patch", "-N", "--zero-commit", "--no-signature", "--no-stat", "--full-index"),
@@ -30,7 +38,7 @@ def _refuse(git: Git, base: str, commits: list[str]) -> None:
             CHECK_FAILED,
             "the work tree's history has merges; patches are a line",
             [git.out("log", "-1", "--format=%h %s", m) for m in first(merges)],
-            f"git -C {tree} rebase {base[:12]}",
+            f"git -C {tree} rebase {base}",
         )
     subjects = {c: git.out("log", "-1", "--format=%s", c) for c in commits}
     fixups = [c for c, s in subjects.items() if s.startswith(("fixup!", "squash!", "amend!"))]
@@ -39,7 +47,7 @@ def _refuse(git: Git, base: str, commits: list[str]) -> None:
             CHECK_FAILED,
             "fixup commits are not squashed yet",
             [f"{c[:12]} {subjects[c]}" for c in first(fixups)],
-            f"GIT_SEQUENCE_EDITOR=true git -C {tree} rebase -i --autosquash {base[:12]}",
+            f"GIT_SEQUENCE_EDITOR=true git -C {tree} rebase -i --autosquash {base}",
         )
     for commit in commits:
         if git.tree_of(commit) == git.tree_of(f"{commit}~1"):
@@ -47,7 +55,7 @@ def _refuse(git: Git, base: str, commits: list[str]) -> None:
                 CHECK_FAILED,
                 "a commit changes nothing",
                 [f"{commit[:12]} {subjects[commit]}"],
-                f"git -C {tree} rebase -i {base[:12]}",
+                f"git -C {tree} rebase -i {base}",
             )
 
 
@@ -65,7 +73,7 @@ def names(git: Git, base: str, commits: list[str]) -> list[str]:
                 "a commit has no Patch-Name trailer" if name is None else f"bad Patch-Name {name}",
                 [at, "name the file it becomes, such as Patch-Name: 0310-ddtree-builder.patch"]
                 + ([] if last else ["not the last commit: mark it 'edit' in a rebase first"]),
-                f"git -C {git.cwd} {how if last else f'rebase -i {base[:12]}'}",
+                f"git -C {git.cwd} {how if last else f'rebase -i {base}'}",
             )
         if found and name <= found[-1]:
             what = "used twice" if name == found[-1] else "out of order"
@@ -73,7 +81,7 @@ def names(git: Git, base: str, commits: list[str]) -> list[str]:
                 CHECK_FAILED,
                 f"patch name {what}: {name} comes after {found[-1]}",
                 [at, "the series is sorted: reorder the commits or pick another number"],
-                f"git -C {git.cwd} rebase -i {base[:12]}",
+                f"git -C {git.cwd} rebase -i {base}",
             )
         found.append(name)
     return found

@@ -19,7 +19,8 @@ BASE = "refs/ddtree/base"
 BRANCH = "ddtree"
 
 # Files that builds write over tracked ones; a build in the tree must not read as an edit.
-GENERATED = ("vllm/_version.py", "PKG-INFO", "vllm.egg-info")
+EGG_INFO = "vllm.egg-info"
+GENERATED = ("vllm/_version.py", "PKG-INFO", EGG_INFO)
 _EXCLUDE = "/build/\n/dist/\n/vllm/vllm-rs\n/vllm/*.so\n*.abi3.so\n__pycache__/\n.deps/\n"
 
 

@@ -100,7 +100,9 @@ def fetch_artifact(art: Artifact, cache: Path, offline: bool = False) -> Path:
     except OSError as err:
         if disk_full(err):
             raise full_disk_error(cache, err) from err
-        raise StackError(UPSTREAM, f"the cache cannot be written: {err}", [f"cache: {cache}"]) from err
+        raise StackError(
+            UPSTREAM, f"the cache cannot be written: {err}", [f"cache: {cache}"]
+        ) from err
     return target
 
 

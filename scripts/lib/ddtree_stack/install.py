@@ -54,7 +54,9 @@ def _environment(stack: Stack, device: str) -> str:
     if not (stack.venv / "bin" / "python").exists() or _python_of(stack.venv) != python:
         say(f"make {stack.shown(stack.venv)} (Python {python})")
         done = subprocess.run(
-            [sys.executable, "-m", "venv", "--clear", str(stack.venv)], capture_output=True, text=True
+            [sys.executable, "-m", "venv", "--clear", str(stack.venv)],
+            capture_output=True,
+            text=True,
         )
         if done.returncode:
             raise StackError(TOOL, "no virtual environment can be made", [done.stdout, done.stderr])
@@ -147,7 +149,11 @@ def install(stack: Stack, device: str | None = None) -> Path:
         say(f"{stack.shown(stack.venv)} is up to date: {have['version']}, tree {tree}")
         return stack.venv
     image = make_image(stack, device)
-    if have and have["device"] == device and have["binaries"]["sha256"] == pin.wheels[device].sha256:
+    if (
+        have
+        and have["device"] == device
+        and have["binaries"]["sha256"] == pin.wheels[device].sha256
+    ):
         with step("update vLLM in .venv"):
             say(f"  {_sync(stack, image)} files written or removed")
     else:

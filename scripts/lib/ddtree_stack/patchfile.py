@@ -15,7 +15,8 @@ from .files import sha256_bytes
 NAME = re.compile(r"(?P<band>\d\d)\d\d-[a-z0-9]+(?:[-.][a-z0-9]+)+\.patch")
 BANDS = {"00", "01", "02", "03", "04", "05"}
 STATUS = re.compile(
-    r"Pending|Submitted \[https?://\S+\]|Backport \[[0-9a-f]{7,40}\]|Denied \[.+\]|Inappropriate \[.+\]"
+    r"Pending|Submitted \[https?://\S+\]|Backport \[[0-9a-f]{7,40}\]"
+    r"|Denied \[.+\]|Inappropriate \[.+\]"
 )
 TRAILER = re.compile(r"(?P<key>[A-Z][A-Za-z]*(?:-[A-Za-z]+)*): ?(?P<value>.*)")
 REQUIRED = ("Upstream-Status", "Drop-When", "Tests", "Signed-off-by")

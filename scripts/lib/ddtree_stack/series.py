@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from .errors import CHECK_FAILED, StackError
 from .patchfile import Patch, problems
 from .paths import Stack
@@ -27,7 +29,7 @@ def load(stack: Stack) -> list[Patch]:
     bad += [f"there, not listed: {n}" for n in sorted(on_disk - set(listed))]
     bad += [f"listed twice: {n}" for n in sorted({n for n in listed if listed.count(n) > 1})]
     if listed != sorted(listed):
-        late = next(b for a, b in zip(listed, listed[1:], strict=False) if b < a)
+        late = next(b for a, b in pairwise(listed) if b < a)
         bad.append(f"not sorted: {late} comes too late")
     numbers = [n[:4] for n in dict.fromkeys(listed)]
     bad += [f"number used twice: {n}" for n in sorted({n for n in numbers if numbers.count(n) > 1})]

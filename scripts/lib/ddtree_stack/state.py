@@ -7,8 +7,8 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from .export import export
 from .errors import StackError
+from .export import export
 from .fetch import BASE
 from .files import write_atomic
 from .git import Git

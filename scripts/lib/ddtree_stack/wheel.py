@@ -75,7 +75,9 @@ def record(entries: dict[str, Entry], info: str) -> bytes:
     return out.getvalue().encode()
 
 
-def _copy_packed(src: WheelFile, old: zipfile.ZipInfo, dst: zipfile.ZipFile, new: zipfile.ZipInfo) -> None:
+def _copy_packed(
+    src: WheelFile, old: zipfile.ZipInfo, dst: zipfile.ZipFile, new: zipfile.ZipInfo
+) -> None:
     """Move a packed entry over as it is: quick for 400 MB of binaries, and no zlib can differ."""
     with src.path.open("rb") as f:
         f.seek(old.header_offset + 26)
@@ -100,7 +102,9 @@ def _copy_packed(src: WheelFile, old: zipfile.ZipInfo, dst: zipfile.ZipFile, new
         dst._didModify = True
 
 
-def write_wheel(path: Path, entries: dict[str, Entry], info: str, source: WheelFile, date: tuple) -> None:
+def write_wheel(
+    path: Path, entries: dict[str, Entry], info: str, source: WheelFile, date: tuple
+) -> None:
     """Write the wheel: sorted, one date, Python stored, binaries as upstream packed them."""
     everything = {**entries, f"{info}/RECORD": Entry.of(record(entries, info))}
     with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as dst:
