@@ -8,8 +8,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from conftest import FILES, REPO, make_sdist
 
+from conftest import FILES, REPO, make_sdist
 from ddtree_stack import apply, fetch, files, index
 from ddtree_stack.errors import CHECK_FAILED, TOOL, UNSAVED, UPSTREAM, USAGE, StackError
 from ddtree_stack.pin import Artifact, Pin
