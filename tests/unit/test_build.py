@@ -174,7 +174,7 @@ def test_update_in_place_equals_a_fresh_install(wheeled, monkeypatch, tmp_path):
     stack = wheeled.reload()
     site = stack.venv / "lib" / "python3.11" / "site-packages"
     site.mkdir(parents=True)
-    path, z = built(wheeled, tmp_path)
+    _, z = built(wheeled, tmp_path)
     z.extractall(site)
     old = site / "vllm-1.0+ddtree.1.cpu.dist-info"
     with (old / "RECORD").open("a") as f:
