@@ -74,7 +74,11 @@ def _check(path: Path, art: Artifact, where: str) -> None:
         raise StackError(
             UPSTREAM,
             f"{art.name} is damaged or not what the pin says",
-            [f"{where}: {path}", f"sha256 expected {art.sha256}", f"sha256 found    {got}"],
+            [
+                f"{where}: {path}, {path.stat().st_size} bytes",
+                f"sha256 expected {art.sha256}",
+                f"sha256 found    {got}",
+            ],
             f"rm {path}" if where == "cached file" else "",
         )
 
@@ -95,6 +99,9 @@ def fetch_artifact(art: Artifact, cache: Path, offline: bool = False) -> Path:
     try:
         with temp_dir(target) as temp:
             got = _download(art, temp)
+            if sha256_file(got) != art.sha256:
+                say(f"{art.name} arrived damaged; trying once more")
+                got = _download(art, temp)
             _check(got, art, "downloaded file")
             os.replace(got, target)
     except OSError as err:
