@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -204,8 +205,13 @@ def front(path: Path) -> subprocess.CompletedProcess[str]:
 
 def test_python_39_is_refused(tmp_path):
     path = only_path(tmp_path, "git")
-    # Answers --version, and fails the probe as an old Python would.
-    fake(path, "python3", '[ "$1" = --version ] && echo "Python 3.9.2" && exit 0; exit 1')
+    fake(
+        path,
+        "python3",
+        'if [ "$1" = --version ]; then echo "Python 3.9.2"; exit 0; fi\n'
+        'if [ "$1" != -c ]; then echo "an old Python ran $*"; exit 9; fi\n'
+        f"exec {sys.executable} -c \"import sys; sys.version_info = (3, 9, 2, 'final', 0)\n$2\"",
+    )
     done = front(path)
     assert done.returncode == TOOL
     assert "fetch.sh: error[6]: Python 3.11" in done.stderr

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import time
 import zipfile
 
 import pytest
@@ -100,7 +101,8 @@ def test_record_lists_every_file_with_its_digest(wheeled, tmp_path):
 
 
 def test_same_bits_twice_and_sums(wheeled, tmp_path):
-    one, _ = built(wheeled, tmp_path, "one")
+    one, z = built(wheeled, tmp_path, "one")
+    assert {i.date_time for i in z.infolist()} == {time.gmtime(wheeled.stack.pin.epoch)[:6]}
     two, _ = built(wheeled, tmp_path, "two")
     assert one.read_bytes() == two.read_bytes()
     sums = dict(
