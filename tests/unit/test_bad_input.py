@@ -58,25 +58,6 @@ def test_damaged_file_on_the_index_is_not_kept(bare, tmp_path):
     assert left_over(bare.cache) == []
 
 
-def test_file_damaged_on_its_way_is_asked_for_again(bare, tmp_path, monkeypatch):
-    offered = tmp_path / "offered" / bare.stack.pin.sdist.name
-    offered.parent.mkdir()
-    (bare.cache / offered.name).rename(offered)
-    offer(tmp_path, offered)
-    whole, calls = index._download, []
-
-    def once_short(art, into):
-        got = whole(art, into)
-        calls.append(got)
-        if len(calls) == 1:
-            got.write_bytes(got.read_bytes()[:-1])
-        return got
-
-    monkeypatch.setattr(index, "_download", once_short)
-    fetch.fetch(bare.stack)
-    assert len(calls) == 2 and left_over(bare.cache) == [offered.name]
-
-
 def test_right_digest_but_another_tree(bare):
     pin = bare.stack.pin
     digest = make_sdist(bare.cache / pin.sdist.name, {**FILES, "vllm/evil.py": b"1\n"})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import sys
+from pathlib import Path
 
 from .errors import CHECK_FAILED, OK, UPSTREAM, USAGE, StackError
 from .paths import Stack
@@ -50,7 +51,7 @@ def _parser(verb: str) -> _Parser:
         )
         p.add_argument("--device", choices=("cuda", "cpu"), help="default: what this machine has")
         if verb == "build":
-            p.add_argument("--out", default="dist", help="folder of the wheel (default: dist)")
+            p.add_argument("--out", type=Path, help="folder of the wheel (default: dist/DEVICE)")
     elif verb == "test":
         p.description = "Run tests/unit (scripts), tests/tree against .venv (tree), or both (all)."
         p.usage = "test.sh [scripts|tree|upstream|all] [-- PYTEST...]"
@@ -94,7 +95,7 @@ def run(verb: str, argv: list[str]) -> int:
     elif verb == "check":
         module.check(stack, args.quick, args.tests)
     elif verb == "build":
-        result(str(module.build(stack, args.device, stack.root / args.out)))
+        result(str(module.build(stack, args.device, args.out)))
     elif verb == "install":
         result(str(module.install(stack, args.device)))
     elif verb == "test":

@@ -115,6 +115,8 @@ def metadata(text: str, stack: Stack, device: str, version: str) -> bytes:
             line = "Name: vllm"
         elif line.startswith("Version: "):
             line = f"Version: {version}"
+        elif line == "License-File: LICENSE":
+            line += "\nLicense-File: NOTICE"
         elif (
             device == "cpu"
             and (m := re.match(r"Requires-Dist: ([\w-]+)", line))
@@ -179,9 +181,10 @@ def provenance(stack: Stack, device: str, commit: str) -> bytes:
     return json.dumps(told, indent=2).encode() + b"\n"
 
 
-def build(stack: Stack, device: str | None, out: Path) -> Path:
-    """Write wheel, SHA256SUMS and provenance.json into `out`; returns the wheel."""
+def build(stack: Stack, device: str | None, out: Path | None = None) -> Path:
+    """Write wheel, SHA256SUMS and provenance.json into a folder; returns the wheel."""
     device = device or detect_device()
+    out = out or stack.root / "dist" / device
     refuse_native(stack)
     if device not in stack.pin.wheels:
         raise StackError(CHECK_FAILED, f"the pin names no wheel for {device}")

@@ -74,7 +74,8 @@ def scratch(stack: Stack) -> Iterator[Path]:
         try:
             yield tree
         finally:
-            shutil.rmtree(tree, ignore_errors=True)
+            for folder in temp.iterdir():
+                shutil.rmtree(folder, ignore_errors=True)
             git.raw("worktree", "prune")
 
 

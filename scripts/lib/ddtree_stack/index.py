@@ -99,9 +99,6 @@ def fetch_artifact(art: Artifact, cache: Path, offline: bool = False) -> Path:
     try:
         with temp_dir(target) as temp:
             got = _download(art, temp)
-            if sha256_file(got) != art.sha256:
-                say(f"{art.name} arrived damaged; trying once more")
-                got = _download(art, temp)
             _check(got, art, "downloaded file")
             os.replace(got, target)
     except OSError as err:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import time
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from .errors import CHECK_FAILED, StackError
@@ -15,6 +18,8 @@ from .install import environ, install, site_packages
 from .patchfile import Patch
 from .paths import Stack
 from .ui import result, say
+
+_JOBS = 2  # each needs a core and some 2 GB
 
 # Imports each module named on stdin and prints {module: error or null}; its own process, for an
 # import may leave torch in a state that others notice.
@@ -118,27 +123,55 @@ class Checkout:
 
 
 def prefixes(stack: Stack, tree: Path, tip: str, patches: list[Patch], tests: str) -> None:
-    """Walk the series from its first patch to its last."""
+    """Every prefix, two at a time where there are two cores."""
     install(stack)
-    at = Checkout(stack, tree, tip)
-    commits = at.git.commits(BASE, tip)
-    known = _base_failures(at, patches)
-    for number, (commit, patch) in enumerate(zip(commits, patches, strict=True), 1):
-        started = time.monotonic()
-        at.switch(commit)
-        if bad := at.compiles([f for f in patch.files if f.endswith(".py")]):
-            raise StackError(CHECK_FAILED, f"{patch.name}: does not compile", first(bad))
-        _imports(at, patch, known)
-        told = "no tests" if not patch.tests else "tests not run"
-        if patch.tests and tests != "none":
-            told = _tests(at, patch.name, patch.tests)
-        seconds = time.monotonic() - started
-        say(f"[{number}/{len(patches)}] {patch.name}: imports, {told} ({seconds:.0f} s)")
+    first_one = Checkout(stack, tree, tip)
+    commits = first_one.git.commits(BASE, tip)
+    known = _base_failures(first_one, patches)
+    jobs = max(1, min(_JOBS, os.cpu_count() or 1, len(patches)))
+    checkouts = [first_one]
+    for i in range(1, jobs):
+        other = tree.with_name(f"{tree.name}-{i}")
+        first_one.git.raw("worktree", "add", "-q", "--detach", str(other), BASE)
+        checkouts.append(Checkout(stack, other, tip))
+    threads = str(max(1, (os.cpu_count() or 1) // jobs))
+    todo = deque(enumerate(zip(commits, patches, strict=True), 1))
+    failed: list[Exception] = []
+
+    def worker(at: Checkout) -> None:
+        at.env["OMP_NUM_THREADS"] = threads
+        while todo and not failed:
+            number, (commit, patch) = todo.popleft()
+            started = time.monotonic()
+            try:
+                told = _prefix(at, commit, patch, known, tests)
+            except Exception as err:
+                failed.append(err)
+                return
+            seconds = time.monotonic() - started
+            say(f"[{number}/{len(patches)}] {patch.name}: imports, {told} ({seconds:.0f} s)")
+
+    with ThreadPoolExecutor(jobs) as pool:
+        for done in [pool.submit(worker, at) for at in checkouts]:
+            done.result()
+    if failed:
+        raise failed[0]
     every = list(dict.fromkeys(n for p in patches for n in p.tests))
     if tests == "all" and every:
-        at.switch(tip)
-        say(f"all Tests: on the whole stack: {_tests(at, 'the whole stack', every)}")
+        first_one.switch(tip)
+        say(f"all Tests: on the whole stack: {_tests(first_one, 'the whole stack', every)}")
     result(f"prefixes: {len(patches)} import; Tests: {tests}")
+
+
+def _prefix(at: Checkout, commit: str, patch: Patch, known: dict[str, str], tests: str) -> str:
+    """One prefix; returns what became of its tests."""
+    at.switch(commit)
+    if bad := at.compiles([f for f in patch.files if f.endswith(".py")]):
+        raise StackError(CHECK_FAILED, f"{patch.name}: does not compile", first(bad))
+    _imports(at, patch, known)
+    if not patch.tests:
+        return "no tests"
+    return "tests not run" if tests == "none" else _tests(at, patch.name, patch.tests)
 
 
 def _modules(at: Checkout, patch: Patch) -> list[str]:
