@@ -1,0 +1,129 @@
+"""Engines for the tests of the tree: real vLLM, tiny random models.
+
+On a machine without a GPU the V2 runner's Triton kernels run in the interpreter; that is
+set before vLLM is imported. Engines run in this process, so that tests can plant trees.
+"""
+
+import os
+
+import torch
+
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"
+os.environ.update(
+    VLLM_USE_V2_MODEL_RUNNER="1",
+    VLLM_ENABLE_V1_MULTIPROCESSING="0",
+    VLLM_NO_USAGE_STATS="1",
+    HF_HUB_OFFLINE="1",
+    VLLM_LOGGING_LEVEL=os.environ.get("VLLM_LOGGING_LEVEL", "ERROR"),
+)
+
+import gc
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+import tiny_models
+
+PROMPT_LENGTHS = (1, 5, 31, 32, 33, 64, 97, 130)
+
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "gpu: needs a CUDA device")
+
+
+def pytest_collection_modifyitems(items):
+    if torch.cuda.is_available():
+        return
+    for item in items:
+        if item.get_closest_marker("gpu"):
+            item.add_marker(pytest.mark.skip(reason="no CUDA device on this machine"))
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory) -> "TinyModels":
+    return TinyModels(tmp_path_factory.mktemp("models"))
+
+
+class TinyModels:
+    """Makes each tiny checkpoint once."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+
+    def target(self, architecture: str = "qwen3", **overrides) -> str:
+        name = "-".join([architecture, *(f"{k}-{v}" for k, v in overrides.items())])
+        folder = self.folder / name
+        if not folder.exists():
+            tiny_models.make_target(folder, architecture, **overrides)
+        return str(folder)
+
+    def drafter(self, depth: int) -> str:
+        folder = self.folder / f"drafter-{depth}"
+        if not folder.exists():
+            tiny_models.make_drafter(folder, depth + 1)
+        return str(folder)
+
+
+def prompts(lengths=PROMPT_LENGTHS, seed: int = 0) -> list[list[int]]:
+    """One random prompt of each length; lengths lie on both sides of block borders."""
+    generator = torch.Generator().manual_seed(seed)
+    return [
+        torch.randint(3, tiny_models.VOCAB - 1, (n,), generator=generator).tolist()
+        for n in lengths
+    ]
+
+
+@contextmanager
+def engine(target: str, drafter: str | None = None, method: str = "ddtree", num_tokens: int = 15, **options):
+    """A running `LLM`, shut down at the end. Without a drafter it does not speculate."""
+    from vllm import LLM
+
+    speculative_config = options.pop("speculative_config", {})
+    if drafter is not None:
+        speculative_config = {
+            "method": method,
+            "model": drafter,
+            "num_speculative_tokens": num_tokens,
+        } | speculative_config
+    defaults = dict(
+        dtype="float32",
+        max_model_len=1024,
+        max_num_seqs=8,
+        max_num_batched_tokens=2048,
+        enforce_eager=True,
+        kv_cache_memory_bytes=64 << 20,
+        enable_prefix_caching=False,
+        disable_log_stats=False,
+        seed=0,
+    )
+    llm = LLM(target, speculative_config=speculative_config or None, **(defaults | options))
+    try:
+        yield llm
+    finally:
+        llm.llm_engine.engine_core.shutdown()
+        del llm
+        gc.collect()
+
+
+def generate(llm, prompt_ids: list[list[int]], params) -> list[list[int]]:
+    """Output tokens of each prompt; `params` is one for all or a list."""
+    inputs = [{"prompt_token_ids": p} for p in prompt_ids]
+    return [list(o.outputs[0].token_ids) for o in llm.generate(inputs, params, use_tqdm=False)]
+
+
+def counters(llm) -> dict[str, float]:
+    """The engine's speculative-decoding counters, by their last word(s)."""
+    prefix = "vllm:spec_decode_num_"
+    return {
+        m.name.removeprefix(prefix): m.value
+        for m in llm.get_metrics()
+        if m.name.startswith(prefix) and hasattr(m, "value")
+    }
+
+
+def tokens_per_step(llm) -> float:
+    """Mean tokens a verify step of a request yields, the bonus token included."""
+    c = counters(llm)
+    return 1 + c["accepted_tokens"] / c["drafts"]

@@ -1,0 +1,175 @@
+"""Sampling features give with trees what they give without speculation.
+
+Row-wise ones run on the tree; those that read drafts as a chain get the spine alone.
+"""
+
+import math
+
+import pytest
+import torch
+
+from conftest import counters, engine, generate, prompts
+from planting import Planter, planting
+
+DEPTH, NUM_NODES = 7, 16
+NUM_TOKENS = 40
+
+
+def params(**options):
+    from vllm import SamplingParams
+
+    return SamplingParams(**({"temperature": 0.0, "max_tokens": NUM_TOKENS, "ignore_eos": True, "detokenize": False} | options))
+
+
+def grammar(**options):
+    from vllm.sampling_params import StructuredOutputsParams
+
+    return params(structured_outputs=StructuredOutputsParams(**options))
+
+
+def requests() -> dict[str, object]:
+    return {
+        "plain": params(),
+        "sampled": params(temperature=1.0, seed=7),
+        "top-k": params(temperature=1.0, seed=8, top_k=5),
+        "top-p": params(temperature=0.8, seed=9, top_p=0.7),
+        "min-p": params(temperature=1.5, seed=10, min_p=0.1),
+        "presence": params(presence_penalty=1.5),
+        "frequency": params(frequency_penalty=0.7, temperature=1.0, seed=11),
+        "repetition": params(repetition_penalty=1.4),
+        "bad words": params(bad_words=["a", "b", "ab", "cd"], temperature=1.0, seed=12),
+        "min tokens": params(min_tokens=20, stop_token_ids=list(range(3, 200)), max_tokens=30),
+        "allowed tokens": params(allowed_token_ids=[5, 9, 33, 80, 144, 300], temperature=2.0, seed=13),
+        "logit bias": params(logit_bias={17: 9.0, 18: 8.5, 19: -100.0}, temperature=1.0, seed=14),
+        "regex": grammar(regex="([a-f]{2}[0-9]){12}"),
+        "choice": grammar(choice=["abcdefgh", "abcdabcd", "hgfedcba"]),
+        "json": grammar(json={"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}),
+    }
+
+
+def run(target, drafter, requests, ids, planter=None, **options):
+    tuned = list(requests.values())
+    inputs = [{"prompt_token_ids": p} for p in ids]
+    with engine(target, drafter, num_tokens=NUM_NODES, max_num_seqs=16, **options) as llm:
+        outputs = [o.outputs[0] for o in llm.generate(inputs, tuned, use_tqdm=False)]
+        return outputs, (counters(llm) if drafter else None)
+
+
+def test_features_in_one_batch(models):
+    """Every feature at once: trees and spines of different requests in one step."""
+    target, tuned = models.target("qwen3"), requests()
+    ids = prompts([9 + 5 * i for i in range(len(tuned))])
+    expected, _ = run(target, None, tuned, ids)
+    truth = {tuple(p): list(o.token_ids) for p, o in zip(ids, expected)}
+    with planting(Planter(truth)):
+        outputs, spec = run(target, models.drafter(DEPTH), tuned, ids)
+    for name, output, wanted in zip(tuned, outputs, expected):
+        assert (name, list(output.token_ids)) == (name, list(wanted.token_ids))
+    assert spec["accepted_tokens"] > spec["drafts"]
+
+
+def test_chain_readers_get_the_spine(models):
+    """Only for them; and the spine is the drafter's top-1 chain, nothing hanging off it."""
+    from vllm.v1.worker.gpu.spec_decode.ddtree.speculator import DDTreeSpeculator
+
+    names = ["plain", "presence", "bad words", "regex", "logit bias"]
+    tuned = {n: requests()[n] for n in names}
+    ids = prompts([9 + 5 * i for i in range(len(tuned))])
+    shapes: dict[str, list[bool]] = {n: [] for n in names}
+    propose = DDTreeSpeculator.propose
+
+    def spy(self, input_batch, *args, **kwargs):
+        tokens = propose(self, input_batch, *args, **kwargs)
+        for slot, req_id in zip(input_batch.idx_mapping_np, input_batch.req_ids):
+            if (index := req_id.split("-")[0]).isdigit() and int(index) < len(names):
+                parents = self.draft_tree.parents[slot].tolist()
+                live = int(self.draft_tree.num_nodes[slot])
+                shapes[names[int(index)]].append(parents == list(range(-1, NUM_NODES)) and live == DEPTH)
+        return tokens
+
+    DDTreeSpeculator.propose = spy
+    try:
+        run(models.target("qwen3"), models.drafter(DEPTH), tuned, ids)
+    finally:
+        DDTreeSpeculator.propose = propose
+    assert {n: all(s) for n, s in shapes.items() if s} == {
+        "plain": False, "presence": True, "bad words": True, "regex": True, "logit bias": False
+    }
+
+
+@pytest.mark.parametrize("mode", ["raw_logprobs", "processed_logprobs"])
+def test_logprobs_follow_the_path(models, mode):
+    """Of the accepted rows, wherever in the tree they stand."""
+    target = models.target("llama")
+    tuned = {
+        "greedy": params(logprobs=5, prompt_logprobs=2),
+        "sampled": params(logprobs=3, temperature=1.0, seed=3, top_k=20),
+        "biased": params(logprobs=0, logit_bias={17: 9.0}),
+        "none": params(),
+    }
+    ids = prompts((12, 40, 33, 20))
+    expected, _ = run(target, None, tuned, ids, logprobs_mode=mode)
+    truth = {tuple(p): list(o.token_ids) for p, o in zip(ids, expected)}
+    with planting(Planter(truth)):
+        outputs, spec = run(target, models.drafter(DEPTH), tuned, ids, logprobs_mode=mode)
+    assert spec["accepted_tokens"] > spec["drafts"]
+    for output, wanted in zip(outputs, expected):
+        assert list(output.token_ids) == list(wanted.token_ids)
+        assert (output.logprobs is None) == (wanted.logprobs is None)
+        for got, want in zip(output.logprobs or [], wanted.logprobs or [], strict=True):
+            assert got.keys() == want.keys()
+            for token in want:
+                assert math.isclose(got[token].logprob, want[token].logprob, abs_tol=1e-3)
+                assert got[token].rank == want[token].rank
+
+
+def test_custom_processor_reads_a_chain(models):
+    """A processor that takes a row's history from the rows above it finds it there."""
+    from vllm.v1.worker.gpu.sample.logits_processor.interface import LogitsProcessor
+
+    class BarLastThree(LogitsProcessor):
+        def __init__(self, vllm_config, req_states):
+            self.req_states = req_states
+
+        def apply(self, logits: torch.Tensor, ctx) -> torch.Tensor:
+            for row in range(len(logits)):
+                slot, offset = int(ctx.expanded_idx_mapping[row]), int(ctx.expanded_local_pos[row])
+                length = int(self.req_states.total_len.gpu[slot])
+                history = self.req_states.all_token_ids.gpu[slot, :length].tolist()
+                history += ctx.input_ids[row - offset + 1 : row + 1].tolist()
+                logits[row, history[-3:]] = -math.inf
+            return logits
+
+    target = models.target("qwen3")
+    tuned = {"a": params(), "b": params(temperature=1.0, seed=5)}
+    ids = prompts((12, 40))
+    expected, _ = run(target, None, tuned, ids, logits_processors=[BarLastThree])
+    truth = {tuple(p): list(o.token_ids) for p, o in zip(ids, expected)}
+    assert all(len(set(t[i : i + 4])) == 4 for t in truth.values() for i in range(NUM_TOKENS - 3))
+    with planting(Planter(truth)):
+        outputs, spec = run(target, models.drafter(DEPTH), tuned, ids, logits_processors=[BarLastThree])
+    assert [list(o.token_ids) for o in outputs] == list(truth.values())
+    assert spec["accepted_tokens"] > spec["drafts"]
+
+
+def test_thinking_budget(models):
+    """The end of thinking is forced at the same token."""
+    from vllm.config.reasoning import ReasoningConfig
+
+    target = models.target("qwen3")
+    config = ReasoningConfig(reasoning_start_str="a", reasoning_end_str="b")
+    tuned = {"free": params(), "budget": params(thinking_token_budget=6), "long": params(thinking_token_budget=25)}
+    ids = [p + encode(target) for p in prompts((10, 20, 30))]
+    expected, _ = run(target, None, tuned, ids, reasoning_config=config)
+    truth = {tuple(p): list(o.token_ids) for p, o in zip(ids, expected)}
+    with planting(Planter(truth)):
+        outputs, _ = run(target, models.drafter(DEPTH), tuned, ids, reasoning_config=config)
+    assert [list(o.token_ids) for o in outputs] == list(truth.values())
+    end = encode(target, "b")[0]
+    assert end in truth[tuple(ids[1])][:8]
+
+
+def encode(target: str, text: str = "a") -> list[int]:
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(target).encode(text)

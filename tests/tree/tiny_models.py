@@ -1,0 +1,131 @@
+"""Tiny random checkpoints: targets and DFlash drafters that start in seconds."""
+
+import json
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from tokenizers import Tokenizer, decoders, pre_tokenizers
+from tokenizers.models import BPE
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+VOCAB = 512
+HIDDEN = 64
+LAYERS = 4
+HEADS, KV_HEADS, HEAD_DIM = 4, 2, 32
+TARGET_LAYER_IDS = [0, 1, 2]
+MASK_TOKEN_ID = VOCAB - 1
+MAX_POSITIONS = 4096
+
+_TARGETS = {
+    "qwen3": (Qwen3Config, Qwen3ForCausalLM),
+    "llama": (LlamaConfig, LlamaForCausalLM),
+}
+
+
+def make_target(folder: Path, architecture: str, dtype: str = "float32", **overrides) -> Path:
+    """Write a random target of `architecture` ('qwen3' or 'llama') to `folder`.
+
+    Weights are larger than an initialiser's, so that the greedy continuation depends on
+    the context instead of falling into a loop at once.
+    """
+    config_class, model_class = _TARGETS[architecture]
+    config = config_class(
+        vocab_size=VOCAB,
+        hidden_size=HIDDEN,
+        intermediate_size=2 * HIDDEN,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=HEADS,
+        num_key_value_heads=KV_HEADS,
+        head_dim=HEAD_DIM,
+        max_position_embeddings=MAX_POSITIONS,
+        tie_word_embeddings=False,
+        initializer_range=0.2,
+        bos_token_id=1,
+        eos_token_id=2,
+        **overrides,
+    )
+    config.torch_dtype = dtype
+    torch.manual_seed(0)
+    model = model_class(config).to(getattr(torch, dtype))
+    model.save_pretrained(folder)
+    make_tokenizer().save_pretrained(folder)
+    return folder
+
+
+def make_tokenizer() -> PreTrainedTokenizerFast:
+    """A byte-level tokenizer with one token for each byte and some pairs of letters."""
+    tokens = ["<pad>", "<bos>", "<eos>", *sorted(pre_tokenizers.ByteLevel.alphabet())]
+    letters = "abcdefghijklmnop"
+    merges = [(a, b) for a in letters for b in letters][: VOCAB - 1 - len(tokens)]
+    tokens += [a + b for a, b in merges]
+    tokenizer = Tokenizer(BPE({token: i for i, token in enumerate(tokens)}, merges))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, bos_token="<bos>", eos_token="<eos>", pad_token="<pad>"
+    )
+    fast.add_special_tokens({"additional_special_tokens": ["<mask>"]})
+    assert fast.convert_tokens_to_ids("<mask>") == MASK_TOKEN_ID
+    return fast
+
+
+def make_drafter(folder: Path, block_size: int, dtype: str = "float32", layers: int = 2) -> Path:
+    """Write a random DFlash drafter for any target of `make_target` to `folder`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    config = {
+        "architectures": ["DFlashDraftModel"],
+        "model_type": "qwen3",
+        "vocab_size": VOCAB,
+        "hidden_size": HIDDEN,
+        "intermediate_size": 2 * HIDDEN,
+        "num_hidden_layers": layers,
+        "num_attention_heads": HEADS,
+        "num_key_value_heads": KV_HEADS,
+        "head_dim": HEAD_DIM,
+        "max_position_embeddings": MAX_POSITIONS,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 10000.0,
+        "attention_bias": False,
+        "hidden_act": "silu",
+        "tie_word_embeddings": False,
+        "torch_dtype": dtype,
+        "block_size": block_size,
+        "num_target_layers": LAYERS,
+        "layer_types": ["full_attention"] * layers,
+        "dflash_config": {"mask_token_id": MASK_TOKEN_ID, "target_layer_ids": TARGET_LAYER_IDS},
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    generator = torch.Generator().manual_seed(1)
+
+    def random(*shape: int) -> torch.Tensor:
+        return (torch.randn(*shape, generator=generator) * 0.1).to(getattr(torch, dtype))
+
+    def ones(size: int) -> torch.Tensor:
+        return torch.ones(size, dtype=getattr(torch, dtype))
+
+    weights = {"fc.weight": random(HIDDEN, len(TARGET_LAYER_IDS) * HIDDEN), "hidden_norm.weight": ones(HIDDEN)}
+    weights["norm.weight"] = ones(HIDDEN)
+    for i in range(layers):
+        p = f"layers.{i}."
+        weights |= {
+            p + "self_attn.q_proj.weight": random(HEADS * HEAD_DIM, HIDDEN),
+            p + "self_attn.k_proj.weight": random(KV_HEADS * HEAD_DIM, HIDDEN),
+            p + "self_attn.v_proj.weight": random(KV_HEADS * HEAD_DIM, HIDDEN),
+            p + "self_attn.o_proj.weight": random(HIDDEN, HEADS * HEAD_DIM),
+            p + "self_attn.q_norm.weight": ones(HEAD_DIM),
+            p + "self_attn.k_norm.weight": ones(HEAD_DIM) * (1 + i),
+            p + "input_layernorm.weight": ones(HIDDEN),
+            p + "post_attention_layernorm.weight": ones(HIDDEN),
+            p + "mlp.gate_proj.weight": random(2 * HIDDEN, HIDDEN),
+            p + "mlp.up_proj.weight": random(2 * HIDDEN, HIDDEN),
+            p + "mlp.down_proj.weight": random(HIDDEN, 2 * HIDDEN),
+        }
+    save_file(weights, folder / "model.safetensors")
+    return folder
