@@ -22,7 +22,9 @@ CHAIN, TREES = 15, (15, 63)
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--target", type=Path, required=True, help="Hugging Face folder of the target")
+    parser.add_argument(
+        "--target", type=Path, required=True, help="Hugging Face folder of the target"
+    )
     parser.add_argument("--drafter", type=Path, required=True, help="folder of the DFlash drafter")
     parser.add_argument("--max-tokens", type=int, default=96, help="longest answer, in tokens")
     parser.add_argument("--json", type=Path, help="also write the results to this file")
@@ -31,7 +33,9 @@ def main() -> int:
     import torch
 
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-    os.environ.update(HF_HUB_OFFLINE="1", VLLM_NO_USAGE_STATS="1", VLLM_ENABLE_V1_MULTIPROCESSING="0")
+    os.environ.update(
+        HF_HUB_OFFLINE="1", VLLM_NO_USAGE_STATS="1", VLLM_ENABLE_V1_MULTIPROCESSING="0"
+    )
     os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "1"
     if not torch.cuda.is_available():
         os.environ["TRITON_INTERPRET"] = "1"
@@ -95,7 +99,11 @@ def answer(args: argparse.Namespace, method: tuple[str, int] | None) -> dict:
     if counts.get("drafts"):
         # Accepted drafts and the bonus token of every verify step of a request.
         rate = 1 + counts["accepted_tokens"] / counts["drafts"]
-    return {"tokens": tokens, "texts": [o.outputs[0].text for o in outputs], "tokens_per_step": rate}
+    return {
+        "tokens": tokens,
+        "texts": [o.outputs[0].text for o in outputs],
+        "tokens_per_step": rate,
+    }
 
 
 def report(results: list[dict], equal: bool) -> None:
@@ -103,7 +111,7 @@ def report(results: list[dict], equal: bool) -> None:
     from rich.table import Table
 
     console = Console()
-    for question, text in zip(QUESTIONS, results[-1]["texts"]):
+    for question, text in zip(QUESTIONS, results[-1]["texts"], strict=True):
         console.print(f"\n[bold]{question}[/bold]")
         console.print(text.strip(), markup=False, highlight=False)
     table = Table(title="\nSmolLM2-135M-Instruct, greedy, three prompts in one batch")
@@ -118,7 +126,9 @@ def report(results: list[dict], equal: bool) -> None:
             "reference" if result is results[0] else "equal" if same else "[red]DIFFERENT[/red]",
         )
     console.print(table)
-    console.print("All texts are equal." if equal else "[red]The texts differ: this is a bug.[/red]")
+    console.print(
+        "All texts are equal." if equal else "[red]The texts differ: this is a bug.[/red]"
+    )
 
 
 if __name__ == "__main__":

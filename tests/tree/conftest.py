@@ -23,7 +23,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-
 import tiny_models
 
 PROMPT_LENGTHS = (1, 5, 31, 32, 33, 64, 97, 130)
@@ -70,13 +69,14 @@ def prompts(lengths=PROMPT_LENGTHS, seed: int = 0) -> list[list[int]]:
     """One random prompt of each length; lengths lie on both sides of block borders."""
     generator = torch.Generator().manual_seed(seed)
     return [
-        torch.randint(3, tiny_models.VOCAB - 1, (n,), generator=generator).tolist()
-        for n in lengths
+        torch.randint(3, tiny_models.VOCAB - 1, (n,), generator=generator).tolist() for n in lengths
     ]
 
 
 @contextmanager
-def engine(target: str, drafter: str | None = None, method: str = "ddtree", num_tokens: int = 15, **options):
+def engine(
+    target: str, drafter: str | None = None, method: str = "ddtree", num_tokens: int = 15, **options
+):
     """A running `LLM`, shut down at the end. Without a drafter it does not speculate."""
     from vllm import LLM
 

@@ -11,7 +11,9 @@ from contextlib import contextmanager
 import torch
 
 
-def random_parents(rng: random.Random, num_nodes: int, path_length: int) -> tuple[list[int], list[int]]:
+def random_parents(
+    rng: random.Random, num_nodes: int, path_length: int
+) -> tuple[list[int], list[int]]:
     """A random tree of `num_nodes` nodes with a path of `path_length` nodes from the root.
 
     Returns:
@@ -46,7 +48,9 @@ class Planter:
 
     """
 
-    def __init__(self, continuations: dict[tuple[int, ...], list[int]], seed: int = 0, vocab: int = 512):
+    def __init__(
+        self, continuations: dict[tuple[int, ...], list[int]], seed: int = 0, vocab: int = 512
+    ):
         self.continuations = continuations
         self.rng = random.Random(seed)
         self.vocab = vocab
@@ -109,7 +113,9 @@ def planting(planter: Planter, run_drafter: bool = False):
 
 
 @contextmanager
-def noisy_marginals(continuations: dict[tuple[int, ...], list[int]], ranks: list[float], vocab: int = 512):
+def noisy_marginals(
+    continuations: dict[tuple[int, ...], list[int]], ranks: list[float], vocab: int = 512
+):
     """Give chain and tree one and the same imperfect drafter.
 
     At each position the truth is the drafter's token of rank r with probability

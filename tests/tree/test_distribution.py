@@ -4,10 +4,10 @@ import random
 from collections import Counter
 
 import torch
+from planting import Planter, planting
 from scipy.stats import chisquare
 
 from conftest import engine, generate, prompts
-from planting import Planter, planting
 
 DRAWS = 4096
 # Few tokens keep expected counts large enough for a chi-square test of pairs.
@@ -42,13 +42,20 @@ def test_first_two_tokens_follow_the_target(models):
 
     planter = Planter(RandomTruth())
     # Sibling nodes with the allowed tokens, so that walks go everywhere.
-    planter.rng.randrange = lambda n, _r=random.Random(3): ALLOWED[_r.randrange(5)] if n == planter.vocab else _r.randrange(n)
+    planter.rng.randrange = lambda n, _r=random.Random(3): (
+        ALLOWED[_r.randrange(5)] if n == planter.vocab else _r.randrange(n)
+    )
     with planting(planter):
         options = dict(num_tokens=7, max_num_seqs=64, kv_cache_memory_bytes=128 << 20)
         with engine(target, models.drafter(7), **options) as llm:
             params = [
                 SamplingParams(
-                    temperature=2.0, seed=i, max_tokens=3, ignore_eos=True, detokenize=False, allowed_token_ids=ALLOWED
+                    temperature=2.0,
+                    seed=i,
+                    max_tokens=3,
+                    ignore_eos=True,
+                    detokenize=False,
+                    allowed_token_ids=ALLOWED,
                 )
                 for i in range(DRAWS)
             ]

@@ -7,9 +7,9 @@ import math
 
 import pytest
 import torch
-
-from conftest import counters, engine, generate, prompts
 from planting import Planter, planting
+
+from conftest import counters, engine, prompts
 
 DEPTH, NUM_NODES = 7, 16
 NUM_TOKENS = 40
@@ -18,7 +18,12 @@ NUM_TOKENS = 40
 def params(**options):
     from vllm import SamplingParams
 
-    return SamplingParams(**({"temperature": 0.0, "max_tokens": NUM_TOKENS, "ignore_eos": True, "detokenize": False} | options))
+    return SamplingParams(
+        **(
+            {"temperature": 0.0, "max_tokens": NUM_TOKENS, "ignore_eos": True, "detokenize": False}
+            | options
+        )
+    )
 
 
 def grammar(**options):
@@ -39,11 +44,15 @@ def requests() -> dict[str, object]:
         "repetition": params(repetition_penalty=1.4),
         "bad words": params(bad_words=["a", "b", "ab", "cd"], temperature=1.0, seed=12),
         "min tokens": params(min_tokens=20, stop_token_ids=list(range(3, 200)), max_tokens=30),
-        "allowed tokens": params(allowed_token_ids=[5, 9, 33, 80, 144, 300], temperature=2.0, seed=13),
+        "allowed tokens": params(
+            allowed_token_ids=[5, 9, 33, 80, 144, 300], temperature=2.0, seed=13
+        ),
         "logit bias": params(logit_bias={17: 9.0, 18: 8.5, 19: -100.0}, temperature=1.0, seed=14),
         "regex": grammar(regex="([a-f]{2}[0-9]){12}"),
         "choice": grammar(choice=["abcdefgh", "abcdabcd", "hgfedcba"]),
-        "json": grammar(json={"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}),
+        "json": grammar(
+            json={"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+        ),
     }
 
 
@@ -84,7 +93,9 @@ def test_chain_readers_get_the_spine(models):
             if (index := req_id.split("-")[0]).isdigit() and int(index) < len(names):
                 parents = self.draft_tree.parents[slot].tolist()
                 live = int(self.draft_tree.num_nodes[slot])
-                shapes[names[int(index)]].append(parents == list(range(-1, NUM_NODES)) and live == DEPTH)
+                shapes[names[int(index)]].append(
+                    parents == list(range(-1, NUM_NODES)) and live == DEPTH
+                )
         return tokens
 
     DDTreeSpeculator.propose = spy
@@ -93,7 +104,11 @@ def test_chain_readers_get_the_spine(models):
     finally:
         DDTreeSpeculator.propose = propose
     assert {n: all(s) for n, s in shapes.items() if s} == {
-        "plain": False, "presence": True, "bad words": True, "regex": True, "logit bias": False
+        "plain": False,
+        "presence": True,
+        "bad words": True,
+        "regex": True,
+        "logit bias": False,
     }
 
 
@@ -147,7 +162,9 @@ def test_custom_processor_reads_a_chain(models):
     truth = {tuple(p): list(o.token_ids) for p, o in zip(ids, expected)}
     assert all(len(set(t[i : i + 4])) == 4 for t in truth.values() for i in range(NUM_TOKENS - 3))
     with planting(Planter(truth)):
-        outputs, spec = run(target, models.drafter(DEPTH), tuned, ids, logits_processors=[BarLastThree])
+        outputs, spec = run(
+            target, models.drafter(DEPTH), tuned, ids, logits_processors=[BarLastThree]
+        )
     assert [list(o.token_ids) for o in outputs] == list(truth.values())
     assert spec["accepted_tokens"] > spec["drafts"]
 
@@ -158,7 +175,11 @@ def test_thinking_budget(models):
 
     target = models.target("qwen3")
     config = ReasoningConfig(reasoning_start_str="a", reasoning_end_str="b")
-    tuned = {"free": params(), "budget": params(thinking_token_budget=6), "long": params(thinking_token_budget=25)}
+    tuned = {
+        "free": params(),
+        "budget": params(thinking_token_budget=6),
+        "long": params(thinking_token_budget=25),
+    }
     ids = [p + encode(target) for p in prompts((10, 20, 30))]
     expected, _ = run(target, None, tuned, ids, reasoning_config=config)
     truth = {tuple(p): list(o.token_ids) for p, o in zip(ids, expected)}

@@ -1,9 +1,9 @@
 """With trees the engine emits the tokens it emits without speculation."""
 
 import pytest
+from planting import Planter, planting
 
 from conftest import counters, engine, generate, prompts
-from planting import Planter, planting
 
 NUM_TOKENS = 512
 
@@ -42,23 +42,29 @@ def truths(models):
 def run_planted(models, truth, architecture, temperature, num_nodes, depth, num_tokens, **options):
     ids = prompts()
     planter = Planter({tuple(p): t for p, t in zip(ids, truth)}, seed=num_nodes)
-    with planting(planter, **options):
-        with engine(models.target(architecture), models.drafter(depth), num_tokens=num_nodes) as llm:
-            # Warm-up plants nothing; what counts starts here.
-            planter.planted.clear()
-            before = counters(llm)
-            outputs = generate(llm, ids, sampling(temperature, num_tokens, len(ids)))
-            after = counters(llm)
+    with (
+        planting(planter, **options),
+        engine(models.target(architecture), models.drafter(depth), num_tokens=num_nodes) as llm,
+    ):
+        # Warm-up plants nothing; what counts starts here.
+        planter.planted.clear()
+        before = counters(llm)
+        outputs = generate(llm, ids, sampling(temperature, num_tokens, len(ids)))
+        after = counters(llm)
     assert outputs == [t[:num_tokens] for t in truth]
     return planter, {k: after[k] - before[k] for k in after}
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("architecture, num_nodes, depth", [("qwen3", 33, 15), ("llama", 16, 7)])
-def test_long_outputs_equal_no_speculation(models, truths, architecture, num_nodes, depth, temperature):
+def test_long_outputs_equal_no_speculation(
+    models, truths, architecture, num_nodes, depth, temperature
+):
     """512 tokens for each of 8 prompts, deep sideways accepts at every step."""
     truth = truths(architecture, temperature)
-    planter, spec = run_planted(models, truth, architecture, temperature, num_nodes, depth, NUM_TOKENS)
+    planter, spec = run_planted(
+        models, truth, architecture, temperature, num_nodes, depth, NUM_TOKENS
+    )
     # Equal outputs prove nothing unless planted nodes were accepted: a plant is missed
     # only where the end of the output cuts the step.
     planted = sum(planter.planted) / len(planter.planted)

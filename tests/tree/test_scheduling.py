@@ -1,9 +1,9 @@
 """Trees beside everything else a scheduler does."""
 
 import pytest
+from planting import Planter, planting
 
 from conftest import counters, engine, generate, prompts
-from planting import Planter, planting
 
 DEPTH, NUM_NODES = 7, 16
 
@@ -11,7 +11,9 @@ DEPTH, NUM_NODES = 7, 16
 def params(max_tokens: int = 64, **options):
     from vllm import SamplingParams
 
-    return SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True, detokenize=False, **options)
+    return SamplingParams(
+        temperature=0.0, max_tokens=max_tokens, ignore_eos=True, detokenize=False, **options
+    )
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +32,10 @@ def test_chunked_prefill_while_trees_decode(models, target):
     truth = truth_of(target, ids)
     planter = Planter({tuple(p): t for p, t in zip(ids, truth)})
     options = dict(num_tokens=NUM_NODES, max_num_batched_tokens=96, max_num_seqs=4)
-    with planting(planter, run_drafter=True), engine(target, models.drafter(DEPTH), **options) as llm:
+    with (
+        planting(planter, run_drafter=True),
+        engine(target, models.drafter(DEPTH), **options) as llm,
+    ):
         assert generate(llm, ids, params()) == truth
 
 
@@ -40,7 +45,10 @@ def test_preemption_with_few_blocks(models, target):
     truth = truth_of(target, ids, 120)
     planter = Planter({tuple(p): t for p, t in zip(ids, truth)})
     options = dict(num_tokens=NUM_NODES, num_gpu_blocks_override=20, max_model_len=256)
-    with planting(planter, run_drafter=True), engine(target, models.drafter(DEPTH), **options) as llm:
+    with (
+        planting(planter, run_drafter=True),
+        engine(target, models.drafter(DEPTH), **options) as llm,
+    ):
         assert generate(llm, ids, params(120)) == truth
         preemptions = [m.value for m in llm.get_metrics() if m.name == "vllm:num_preemptions"]
         assert preemptions[0] > 0
@@ -61,7 +69,9 @@ def test_abort_in_mid_decode(models, target):
             for step in range(100):
                 if step == 3 + round_:
                     core.abort_request([request_ids[round_]])
-                finished |= {o.request_id: list(o.outputs[0].token_ids) for o in core.step() if o.finished}
+                finished |= {
+                    o.request_id: list(o.outputs[0].token_ids) for o in core.step() if o.finished
+                }
                 if not core.has_unfinished_requests():
                     break
             for i in range(3):
@@ -75,7 +85,10 @@ def test_prefix_cache_cold_equals_warm(models, target):
     truth = truth_of(target, ids, 160)
     planter = Planter({tuple(p): t for p, t in zip(ids, truth)})
     options = dict(num_tokens=NUM_NODES, enable_prefix_caching=True)
-    with planting(planter, run_drafter=True), engine(target, models.drafter(DEPTH), **options) as llm:
+    with (
+        planting(planter, run_drafter=True),
+        engine(target, models.drafter(DEPTH), **options) as llm,
+    ):
         assert generate(llm, ids, params(160)) == truth
         # The follow-up's prompt is prompt and answer: its prefix was written by trees.
         follow_ups = [p + t[:150] for p, t in zip(ids, truth)]
@@ -93,7 +106,10 @@ def test_repeated_requests_in_one_engine(models, target):
     truth = truth_of(target, ids, 40)
     planter = Planter({tuple(p): t for p, t in zip(ids, truth)})
     options = dict(num_tokens=NUM_NODES, max_num_seqs=2)
-    with planting(planter, run_drafter=True), engine(target, models.drafter(DEPTH), **options) as llm:
+    with (
+        planting(planter, run_drafter=True),
+        engine(target, models.drafter(DEPTH), **options) as llm,
+    ):
         for _ in range(3):
             assert generate(llm, ids, params(40)) == truth
         assert counters(llm)["accepted_tokens"] > 0

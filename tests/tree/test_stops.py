@@ -1,9 +1,9 @@
 """Whatever ends a request ends it at the same token with trees."""
 
 import pytest
+from planting import Planter, planting
 
 from conftest import engine, generate, prompts
-from planting import Planter, planting
 
 LENGTHS = (5, 33, 64)
 DEPTH, NUM_NODES = 7, 16
@@ -61,7 +61,9 @@ def test_stop_string_at_every_path_position(planted, target, truth, ids):
         tokenizer = llm.get_tokenizer()
         for position in range(1, 18):
             text = [tokenizer.decode(t[position : position + 2]) for t in truth]
-            stops.append([params(max_tokens=40, detokenize=True, stop=[s] if s else None) for s in text])
+            stops.append(
+                [params(max_tokens=40, detokenize=True, stop=[s] if s else None) for s in text]
+            )
         expected = [[o.outputs[0] for o in llm.generate(inputs, s, use_tqdm=False)] for s in stops]
     for stop, wanted in zip(stops, expected):
         outputs = [o.outputs[0] for o in planted.generate(inputs, stop, use_tqdm=False)]

@@ -110,7 +110,10 @@ def make_drafter(folder: Path, block_size: int, dtype: str = "float32", layers: 
     def ones(size: int) -> torch.Tensor:
         return torch.ones(size, dtype=getattr(torch, dtype))
 
-    weights = {"fc.weight": random(HIDDEN, len(TARGET_LAYER_IDS) * HIDDEN), "hidden_norm.weight": ones(HIDDEN)}
+    weights = {
+        "fc.weight": random(HIDDEN, len(TARGET_LAYER_IDS) * HIDDEN),
+        "hidden_norm.weight": ones(HIDDEN),
+    }
     weights["norm.weight"] = ones(HIDDEN)
     for i in range(layers):
         p = f"layers.{i}."

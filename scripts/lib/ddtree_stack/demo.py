@@ -20,10 +20,14 @@ def demo(stack: Stack, options: list[str]) -> int:
             [f"missing: {stack.shown(program)}"],
             "scripts/test.sh",
         )
-    install(stack)
+    # No GPU backend honours a tree's mask yet: the CPU build runs on every machine.
+    install(stack, "cpu")
     env = environ(stack)
-    env["DDTREE_ROOT"] = str(stack.root)
-    env["DDTREE_TARGET"] = str(target_model(stack))
+    options = [
+        *("--target", str(target_model(stack))),
+        *("--drafter", str(stack.root / "tests" / "models" / "smollm2-135m-dflash-b16")),
+        *options,
+    ]
     python = str(stack.venv / "bin" / "python")
     # From the root, which has no vllm folder: the installed tree is the one that runs.
     return subprocess.run([python, str(program), *options], cwd=stack.root, env=env).returncode

@@ -54,6 +54,9 @@ class Checkout:
         self.tree, self.git = tree, Git(tree)
         self.env = environ(stack)
         self.env |= {"PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"}
+        # The installed build is the CPU's: its kernels run in Triton's interpreter, which has to
+        # be chosen before upstream's conftest.py imports vllm.
+        self.env["TRITON_INTERPRET"] = "1"
         self.python = str(stack.venv / "bin" / "python")
         self.site = site_packages(stack.venv)
         self.binaries = self._binaries(tip)

@@ -66,4 +66,6 @@ def tree(stack: Stack, pytest: list[str]) -> int:
         say(f"== tree: vllm {version}, tree {have.get('tree')}")
         say(f"   at {Path(path).parent}, torch {torch}")
         command = [python, "-m", "pytest", "-p", "no:cacheprovider", "-q", "--rootdir", str(tests)]
+        # Two at a time; engines and what they must emit are shared within a file.
+        command += ["-n", "2", "--dist", "loadfile"]
         return subprocess.run([*command, str(tests), *pytest], cwd=temp, env=env).returncode
