@@ -14,8 +14,8 @@ from pathlib import Path
 
 QUESTIONS = (
     "What is the capital of France, and what is it known for?",
-    "Write a list of five healthy breakfast ideas.",
-    "Explain in two sentences why the sky is blue.",
+    "Give me three tips for learning a new language.",
+    "Write a Python function that adds two numbers.",
 )
 CHAIN, TREES = 15, (15, 63)
 

@@ -92,6 +92,8 @@ def engine(
         max_model_len=1024,
         max_num_seqs=8,
         max_num_batched_tokens=2048,
+        # The smallest the CPU has, for paths to cross block borders.
+        block_size=32,
         enforce_eager=True,
         kv_cache_memory_bytes=64 << 20,
         enable_prefix_caching=False,

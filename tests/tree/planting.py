@@ -56,6 +56,10 @@ class Planter:
         self.vocab = vocab
         self.planted: list[int] = []
 
+    def filler(self) -> int:
+        """The token of a node that is not planted."""
+        return self.rng.randrange(self.vocab)
+
     def plant(self, speculator, input_batch) -> None:
         req_states = speculator.draft_tree_req_states
         tree = speculator.draft_tree
@@ -71,7 +75,7 @@ class Planter:
                 parents, path = [-1, *range(num_nodes)], list(range(1, length + 1))
             else:
                 parents, path = random_parents(self.rng, num_nodes, length)
-            tokens = [self.rng.randrange(self.vocab) for _ in range(num_nodes)]
+            tokens = [self.filler() for _ in range(num_nodes)]
             for node, token in zip(path, truth):
                 tokens[node - 1] = token
             depth, words = shape_of(parents)

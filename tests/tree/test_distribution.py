@@ -24,6 +24,13 @@ class RandomTruth(dict):
         return [self.rng.choice(ALLOWED) for _ in range(8)]
 
 
+class Wanderer(Planter):
+    """Fills the tree with allowed tokens, so that walks go everywhere."""
+
+    def filler(self) -> int:
+        return self.rng.choice(ALLOWED)
+
+
 def test_first_two_tokens_follow_the_target(models):
     from transformers import AutoModelForCausalLM
     from vllm import SamplingParams
@@ -40,11 +47,7 @@ def test_first_two_tokens_follow_the_target(models):
     first = probabilities(prompt)
     expected = torch.cat([p * probabilities([*prompt, t]) for p, t in zip(first, ALLOWED)])
 
-    planter = Planter(RandomTruth())
-    # Sibling nodes with the allowed tokens, so that walks go everywhere.
-    planter.rng.randrange = lambda n, _r=random.Random(3): (
-        ALLOWED[_r.randrange(5)] if n == planter.vocab else _r.randrange(n)
-    )
+    planter = Wanderer(RandomTruth())
     with planting(planter):
         options = dict(num_tokens=7, max_num_seqs=64, kv_cache_memory_bytes=128 << 20)
         with engine(target, models.drafter(7), **options) as llm:

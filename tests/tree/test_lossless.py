@@ -55,10 +55,12 @@ def run_planted(models, truth, architecture, temperature, num_nodes, depth, num_
     return planter, {k: after[k] - before[k] for k in after}
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("architecture, num_nodes, depth", [("qwen3", 33, 15), ("llama", 16, 7)])
+@pytest.mark.parametrize(
+    "architecture, temperature, num_nodes, depth",
+    [("qwen3", 0.0, 33, 15), ("llama", 0.0, 16, 7), ("qwen3", 1.0, 7, 7), ("llama", 1.0, 7, 15)],
+)
 def test_long_outputs_equal_no_speculation(
-    models, truths, architecture, num_nodes, depth, temperature
+    models, truths, architecture, temperature, num_nodes, depth
 ):
     """512 tokens for each of 8 prompts, deep sideways accepts at every step."""
     truth = truths(architecture, temperature)

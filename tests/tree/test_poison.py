@@ -19,10 +19,8 @@ def poison(folder: str) -> None:
 class Poisoner(Planter):
     """Plants the truth and fills every other node with POISON."""
 
-    def __init__(self, continuations):
-        super().__init__(continuations)
-        draw = self.rng.randrange
-        self.rng.randrange = lambda n: POISON if n == self.vocab else draw(n)
+    def filler(self) -> int:
+        return POISON
 
 
 def test_rows_see_no_sibling(models):
@@ -32,7 +30,11 @@ def test_rows_see_no_sibling(models):
     poison(target)
     ids = prompts((5, 31, 64))
     ids = [[t if t != POISON else 3 for t in p] for p in ids]
-    params = SamplingParams(temperature=0.0, max_tokens=64, ignore_eos=True, detokenize=False)
+    # The truth must not be poisoned; NaN logits are nobody's choice.
+    allowed = [t for t in range(3, 512) if t != POISON]
+    params = SamplingParams(
+        temperature=0.0, max_tokens=64, ignore_eos=True, detokenize=False, allowed_token_ids=allowed
+    )
     with engine(target) as llm:
         truth = generate(llm, ids, params)
     assert not any(POISON in t for t in truth)

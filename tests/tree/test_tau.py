@@ -16,9 +16,16 @@ def test_tree_accepts_no_less_than_the_chain(models, architecture, depth):
     with engine(target) as llm:
         truth = generate(llm, ids, params)
     tau = {}
-    for method, num_tokens in [("dflash", depth), ("ddtree", depth), ("ddtree", 63)]:
+    runs = [("dflash", depth, {})]
+    runs += [("ddtree", n, {"draft_tree_policy": "spine"}) for n in (depth, 63)]
+    runs += [("ddtree", 63, {"draft_tree_policy": "best_first"})]
+    for method, num_tokens, options in runs:
         with noisy_marginals({tuple(p): t for p, t in zip(ids, truth)}, ranks=[0.6, 0.2, 0.1]):
-            with engine(target, drafter, method=method, num_tokens=num_tokens) as llm:
+            engine_of = dict(method=method, num_tokens=num_tokens, speculative_config=options)
+            with engine(target, drafter, **engine_of) as llm:
                 assert generate(llm, ids, params) == truth
-                tau[method, num_tokens] = tokens_per_step(llm)
-    assert 1.5 < tau["dflash", depth] <= tau["ddtree", depth] < tau["ddtree", 63]
+                tau[method, num_tokens, *options.values()] = tokens_per_step(llm)
+    chain = tau["dflash", depth]
+    assert 1.5 < chain <= tau["ddtree", depth, "spine"] < tau["ddtree", 63, "spine"]
+    # Not promised, and what makes it the default.
+    assert tau["ddtree", 63, "best_first"] > chain

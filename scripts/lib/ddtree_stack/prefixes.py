@@ -127,7 +127,7 @@ class Checkout:
 
 def prefixes(stack: Stack, tree: Path, tip: str, patches: list[Patch], tests: str) -> None:
     """Every prefix, two at a time where there are two cores."""
-    install(stack)
+    install(stack, "cpu")
     first_one = Checkout(stack, tree, tip)
     commits = first_one.git.commits(BASE, tip)
     known = _base_failures(first_one, patches)

@@ -49,7 +49,8 @@ def tree(stack: Stack, pytest: list[str]) -> int:
     if not any(tests.glob("**/test_*.py")):
         say("== tree: tests/tree has no tests yet")
         return OK
-    install(stack)
+    # No GPU backend honours a tree's mask yet.
+    install(stack, "cpu")
     have = installed(stack) or {}
     env = environ(stack)
     env["DDTREE_ROOT"] = str(stack.root)
