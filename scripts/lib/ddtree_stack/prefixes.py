@@ -53,7 +53,7 @@ class Checkout:
     def __init__(self, stack: Stack, tree: Path, tip: str) -> None:
         self.tree, self.git = tree, Git(tree)
         self.env = environ(stack)
-        self.env |= {"PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"}
+        self.env["PYTHONPATH"] = str(tree)
         self.python = str(stack.venv / "bin" / "python")
         self.site = site_packages(stack.venv)
         self.binaries = self._binaries(tip)
@@ -119,6 +119,8 @@ class Checkout:
         closing = next(
             (x for x in reversed(done.stdout.splitlines()) if " in " in x), "no closing line"
         )
+        if done.returncode < 0:
+            lines.append(f"pytest was ended by signal {-done.returncode}")
         return done.returncode, closing, lines[-40:]
 
 
