@@ -32,7 +32,7 @@ def run(golden, monkeypatch, tmp_path):
     (info / "RECORD").write_text("vllm/binary.abi3.so,,\nvllm/hook.py,,\n")
     venv = golden.stack.venv / "bin"
     venv.mkdir(parents=True)
-    (venv / "python").write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    (venv / "python").write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
     (venv / "python").chmod(0o755)
     monkeypatch.setattr(prefixes, "install", lambda stack: stack.venv)
     monkeypatch.setattr(prefixes, "site_packages", lambda venv: site)
