@@ -145,6 +145,7 @@ def prefixes(stack: Stack, tree: Path, tip: str, patches: list[Patch], tests: st
         while todo and not failed:
             number, (commit, patch) = todo.popleft()
             started = time.monotonic()
+            say(f"[{number}/{len(patches)}] {patch.name} ...")
             try:
                 told = _prefix(at, commit, patch, known, tests)
             except Exception as err:
