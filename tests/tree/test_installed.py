@@ -55,7 +55,6 @@ def test_models_are_complete():
         assert (folder / "config.json").is_file() and (folder / "model.safetensors").is_file()
 
 
-@pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine")
 def test_gpu_architecture_is_one_of_the_pinned():
     pin = tomllib.loads((ROOT / "upstream" / "pin.toml").read_text())
