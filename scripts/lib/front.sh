@@ -60,7 +60,7 @@ need_tools() {
     rm -rf "$TOOLS"
     "$python" -m venv "$TOOLS" >"$log" 2>&1 ||
       fail 6 "$python cannot make a virtual environment" "apt-get install python3-venv" "see $log"
-    "$TOOLS/bin/pip" install -r "$list" >"$log" 2>&1 ||
+    "$TOOLS/bin/python" -m pip install -r "$list" >"$log" 2>&1 ||
       fail 4 "the tools cannot be installed from the package index" "pip config list" \
         "$(grep -E '^ERROR' "$log" | tail -n 3)" "see $log"
     printf '%s\n' "$want" >"$TOOLS/.ready"

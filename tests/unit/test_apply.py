@@ -105,6 +105,32 @@ def test_conflict_in_the_middle_keeps_state_and_names_the_patch(golden):
     assert err.value.code == UNSAVED
 
 
+def test_empty_file_and_executable_bit_survive(golden):
+    (golden.stack.tree / "vllm/pkg").mkdir()
+    (golden.stack.tree / "vllm/pkg/__init__.py").touch()
+    (golden.stack.tree / "vllm/hook.py").chmod(0o755)
+    golden.commit("0320-feature-pkg.patch")
+    refresh.refresh(golden.stack)
+    patch = series.load(golden.stack)[-1]
+    assert sorted(patch.files) == ["vllm/hook.py", "vllm/pkg/__init__.py"]
+    assert series.check_headers([patch]) == []
+    with check.scratch(golden.reload()) as tree:
+        check.round_trip(golden.reload(), tree, series.load(golden.stack))
+        assert (tree / "vllm/hook.py").stat().st_mode & 0o100
+        check.with_quilt(golden.reload(), tree)
+
+
+def test_work_goes_on_after_a_conflict(golden):
+    path = golden.stack.patches / "0210-hook-ten.patch"
+    good = path.read_bytes()
+    path.write_bytes(good.replace(b" line 9\n", b" line nine\n"))
+    with pytest.raises(StackError, match="does not apply"):
+        apply.apply(golden.reload())
+    path.write_bytes(good)
+    apply.apply(golden.reload(), force=True)
+    assert golden.git.busy() is None and refresh.refresh(golden.reload(), check=True) == []
+
+
 def test_patch_that_is_already_there_is_told_apart(golden):
     patch = (golden.stack.patches / "0210-hook-ten.patch").read_bytes()
     (golden.stack.patches / "0220-hook-again.patch").write_bytes(patch)

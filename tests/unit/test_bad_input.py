@@ -191,7 +191,7 @@ def test_python_39_is_refused(tmp_path):
         "python3",
         'if [ "$1" = --version ]; then echo "Python 3.9.2"; exit 0; fi\n'
         'if [ "$1" != -c ]; then echo "an old Python ran $*"; exit 9; fi\n'
-        f"exec {sys.executable} -c \"import sys; sys.version_info = (3, 9, 2, 'final', 0)\n$2\"",
+        f"exec '{sys.executable}' -c \"import sys; sys.version_info = (3, 9, 2, 'final', 0)\n$2\"",
     )
     done = front(path)
     assert done.returncode == TOOL

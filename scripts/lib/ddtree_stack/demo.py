@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import subprocess
 
-from .errors import CHECK_FAILED, StackError
+from .errors import CHECK_FAILED, OK, StackError
 from .install import environ, install
-from .model import target_model
+from .model import reference_drafter, target_model
 from .paths import Stack
 
 
 def demo(stack: Stack, options: list[str]) -> int:
-    """Status of scripts/lib/demo_engine.py, run with the installed tree."""
+    """Run scripts/lib/demo_engine.py with the installed tree; 0, or 1 when it fails."""
     program = stack.root / "scripts" / "lib" / "demo_engine.py"
     if not program.is_file():
         raise StackError(
@@ -23,11 +23,8 @@ def demo(stack: Stack, options: list[str]) -> int:
     # No GPU backend honours a tree's mask yet: the CPU build runs on every machine.
     install(stack, "cpu")
     env = environ(stack)
-    options = [
-        *("--target", str(target_model(stack))),
-        *("--drafter", str(stack.root / "tests" / "models" / "smollm2-135m-dflash-b16")),
-        *options,
-    ]
-    python = str(stack.venv / "bin" / "python")
+    models = ["--target", str(target_model(stack)), "--drafter", str(reference_drafter(stack))]
+    command = [str(stack.venv / "bin" / "python"), str(program), *models, *options]
     # From the root, which has no vllm folder: the installed tree is the one that runs.
-    return subprocess.run([python, str(program), *options], cwd=stack.root, env=env).returncode
+    status = subprocess.run(command, cwd=stack.root, env=env).returncode
+    return CHECK_FAILED if status else OK

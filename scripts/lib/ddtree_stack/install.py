@@ -95,11 +95,10 @@ def _pip_install(stack: Stack, image: Image) -> None:
     with temp_dir(stack.work / "wheel") as temp:
         wheel = temp / image.filename
         write_wheel(wheel, image.entries, image.info, image.source, _EPOCH)
-        args = ["--force-reinstall", "--no-compile"]
-        if image.device == "cpu":
-            args.append("--no-deps")  # the lock has them
-        else:
-            args += ["pytest", "pytest-timeout", "gguf"]
+        if image.device == "cuda":  # the CPU's dependencies are in the lock
+            tests = ["pytest", "pytest-timeout", "gguf", "accelerate"]
+            _pip(stack, "install the dependencies (CUDA)", *tests, str(wheel))
+        args = ["--force-reinstall", "--no-deps", "--no-compile"]
         _pip(stack, f"install {image.filename}", *args, str(wheel))
 
 
@@ -136,8 +135,11 @@ def _sync(stack: Stack, image: Image) -> int:
 
 
 def install(stack: Stack, device: str | None = None) -> Path:
-    """Make .venv hold the patched tree; returns its path. Quick when nothing changed."""
-    device = device or detect_device()
+    """Make .venv hold the patched tree; returns its path. Quick when nothing changed.
+
+    Without a device, an environment keeps the one it has; a new one gets what the machine has.
+    """
+    device = device or (installed(stack) or {}).get("device") or detect_device()
     pin: Pin = stack.pin
     refuse_native(stack)
     tree = apply(stack)

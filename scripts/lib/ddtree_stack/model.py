@@ -21,6 +21,11 @@ WHEEL = Artifact(
 )
 
 
+def reference_drafter(stack: Stack) -> Path:
+    """The DFlash drafter that ships with this repository and belongs to the target."""
+    return stack.root / "tests" / "models" / "smollm2-135m-dflash-b16"
+
+
 def target_model(stack: Stack) -> Path:
     """Folder of the model in Hugging Face's layout; made on first use, then left alone."""
     folder = stack.work / "models" / NAME

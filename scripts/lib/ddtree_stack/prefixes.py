@@ -53,7 +53,7 @@ class Checkout:
     def __init__(self, stack: Stack, tree: Path, tip: str) -> None:
         self.tree, self.git = tree, Git(tree)
         self.env = environ(stack)
-        self.env |= {"PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"}
+        self.env["PYTHONPATH"] = str(tree)
         # The installed build is the CPU's: its kernels run in Triton's interpreter, which has to
         # be chosen before upstream's conftest.py imports vllm.
         self.env["TRITON_INTERPRET"] = "1"
@@ -122,6 +122,8 @@ class Checkout:
         closing = next(
             (x for x in reversed(done.stdout.splitlines()) if " in " in x), "no closing line"
         )
+        if done.returncode < 0:
+            lines.append(f"pytest was ended by signal {-done.returncode}")
         return done.returncode, closing, lines[-40:]
 
 
@@ -146,6 +148,7 @@ def prefixes(stack: Stack, tree: Path, tip: str, patches: list[Patch], tests: st
         while todo and not failed:
             number, (commit, patch) = todo.popleft()
             started = time.monotonic()
+            say(f"[{number}/{len(patches)}] {patch.name} ...")
             try:
                 told = _prefix(at, commit, patch, known, tests)
             except Exception as err:

@@ -10,6 +10,7 @@ from tempfile import TemporaryDirectory
 
 from .errors import CHECK_FAILED, OK, USAGE, StackError
 from .install import environ, install, installed
+from .model import target_model
 from .paths import Stack
 from .ui import say
 
@@ -53,7 +54,7 @@ def tree(stack: Stack, pytest: list[str]) -> int:
     install(stack, "cpu")
     have = installed(stack) or {}
     env = environ(stack)
-    env["DDTREE_ROOT"] = str(stack.root)
+    env["DDTREE_TARGET"] = str(target_model(stack))
     with TemporaryDirectory() as temp:
         python = str(stack.venv / "bin" / "python")
         seen = subprocess.run(
