@@ -23,6 +23,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+
 import tiny_models
 
 PROMPT_LENGTHS = (1, 5, 31, 32, 33, 64, 97, 130)

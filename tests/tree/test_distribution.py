@@ -4,10 +4,10 @@ import random
 from collections import Counter
 
 import torch
-from planting import Planter, planting
 from scipy.stats import chisquare
 
 from conftest import engine, generate, prompts
+from planting import Planter, planting
 
 DRAWS = 4096
 # Few tokens keep expected counts large enough for a chi-square test of pairs.

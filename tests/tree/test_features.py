@@ -7,9 +7,9 @@ import math
 
 import pytest
 import torch
-from planting import Planter, planting
 
 from conftest import counters, engine, prompts
+from planting import Planter, planting
 
 DEPTH, NUM_NODES = 7, 16
 NUM_TOKENS = 40

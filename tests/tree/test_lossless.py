@@ -1,9 +1,9 @@
 """With trees the engine emits the tokens it emits without speculation."""
 
 import pytest
-from planting import Planter, planting
 
 from conftest import counters, engine, generate, prompts
+from planting import Planter, planting
 
 NUM_TOKENS = 512
 

@@ -1,10 +1,10 @@
 """A row sees its ancestors and nothing else: everything else is NaN here."""
 
 import torch
-from planting import Planter, planting
 from safetensors.torch import load_file, save_file
 
 from conftest import counters, engine, generate, prompts
+from planting import Planter, planting
 
 POISON = 510
 

@@ -1,9 +1,9 @@
 """Trees beside everything else a scheduler does."""
 
 import pytest
-from planting import Planter, planting
 
 from conftest import counters, engine, generate, prompts
+from planting import Planter, planting
 
 DEPTH, NUM_NODES = 7, 16
 

@@ -1,9 +1,9 @@
 """Whatever ends a request ends it at the same token with trees."""
 
 import pytest
-from planting import Planter, planting
 
 from conftest import engine, generate, prompts
+from planting import Planter, planting
 
 LENGTHS = (5, 33, 64)
 DEPTH, NUM_NODES = 7, 16

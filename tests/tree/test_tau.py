@@ -1,9 +1,9 @@
 """With the same drafter a tree that holds the chain accepts at least what it accepts."""
 
 import pytest
-from planting import noisy_marginals
 
 from conftest import engine, generate, prompts, tokens_per_step
+from planting import noisy_marginals
 
 
 @pytest.mark.parametrize("architecture, depth", [("qwen3", 7), ("llama", 15)])
