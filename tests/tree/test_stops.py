@@ -32,7 +32,26 @@ def truth(target, ids):
 
 
 @pytest.fixture(scope="module")
-def planted(models, target, truth, ids):
+def stop_strings(target, truth, ids):
+    """Stop strings at every position, and where the engine stops without speculation.
+
+    One engine at a time: this one is gone before the planted one starts.
+    """
+    inputs = [{"prompt_token_ids": p} for p in ids]
+    stops = []
+    with engine(target) as llm:
+        tokenizer = llm.get_tokenizer()
+        for position in range(1, 18):
+            texts = [tokenizer.decode(t[position : position + 2]) for t in truth]
+            stops.append(
+                [params(max_tokens=40, detokenize=True, stop=[s] if s else None) for s in texts]
+            )
+        expected = [[o.outputs[0] for o in llm.generate(inputs, s, use_tqdm=False)] for s in stops]
+    return stops, expected
+
+
+@pytest.fixture(scope="module")
+def planted(models, target, truth, ids, stop_strings):
     planter = Planter({tuple(p): t for p, t in zip(ids, truth)})
     with planting(planter), engine(target, models.drafter(DEPTH), num_tokens=NUM_NODES) as llm:
         yield llm
@@ -53,24 +72,15 @@ def test_max_tokens_at_every_offset(planted, truth, ids, max_tokens):
     assert outputs == [t[:max_tokens] for t in truth]
 
 
-def test_stop_string_at_every_path_position(planted, target, truth, ids):
+def test_stop_string_at_every_path_position(planted, stop_strings, ids):
     """The text up to a stop string is the same as without speculation."""
     inputs = [{"prompt_token_ids": p} for p in ids]
-    stops = []
-    with engine(target) as llm:
-        tokenizer = llm.get_tokenizer()
-        for position in range(1, 18):
-            text = [tokenizer.decode(t[position : position + 2]) for t in truth]
-            stops.append(
-                [params(max_tokens=40, detokenize=True, stop=[s] if s else None) for s in text]
-            )
-        expected = [[o.outputs[0] for o in llm.generate(inputs, s, use_tqdm=False)] for s in stops]
-    for stop, wanted in zip(stops, expected):
+    for stop, wanted in zip(*stop_strings):
         outputs = [o.outputs[0] for o in planted.generate(inputs, stop, use_tqdm=False)]
         assert [(o.text, o.token_ids, o.stop_reason) for o in outputs] == [
             (w.text, w.token_ids, w.stop_reason) for w in wanted
         ]
-    assert any(w.stop_reason for wanted in expected for w in wanted)
+    assert any(w.stop_reason for wanted in stop_strings[1] for w in wanted)
 
 
 def test_max_model_len_at_every_offset(models, target, truth, ids):
