@@ -34,7 +34,7 @@ def run(golden, monkeypatch, tmp_path):
     venv.mkdir(parents=True)
     (venv / "python").write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
     (venv / "python").chmod(0o755)
-    monkeypatch.setattr(prefixes, "install", lambda stack: stack.venv)
+    monkeypatch.setattr(prefixes, "install", lambda stack, device: stack.venv)
     monkeypatch.setattr(prefixes, "site_packages", lambda venv: site)
     # The golden package is text; make it Python.
     (golden.stack.tree / "vllm/__init__.py").write_text("")
