@@ -46,6 +46,26 @@ def models(tmp_path_factory) -> "TinyModels":
     return TinyModels(tmp_path_factory.mktemp("models"))
 
 
+@pytest.fixture(scope="session")
+def truths(models):
+    """What the engine emits without speculation, by (architecture, temperature)."""
+    from lossless import NUM_TOKENS, sampling
+
+    known: dict = {}
+
+    def truth(architecture: str, temperature: float) -> list[list[int]]:
+        if (architecture, temperature) not in known:
+            ids = prompts()
+            with engine(models.target(architecture)) as llm:
+                for t in (0.0, 1.0):
+                    known[architecture, t] = generate(
+                        llm, ids, sampling(t, NUM_TOKENS[t], len(ids))
+                    )
+        return known[architecture, temperature]
+
+    return truth
+
+
 class TinyModels:
     """Makes each tiny checkpoint once."""
 
