@@ -43,7 +43,7 @@ class Planter:
 
     Attributes:
         continuations: prompt, as a tuple of tokens, to its true output tokens.
-        accepted: how many planted nodes each tree had; what the engine must accept
+        planted: how many planted nodes each tree had; what the engine must accept
             unless something truncates the tree.
 
     """
