@@ -3,7 +3,7 @@
 The target samples every row of a draft tree with the request's ordinary noise, so a step
 accepts exactly the drafts that agree with the text it would have written anyway: what a
 drafter's chain or tree earns can be counted on finished texts, at any temperature. That
-makes it cheap to compare trees; tests/tree/test_report.py holds it to the engine.
+makes it cheap to compare trees; tests/tree/test_real_pair.py holds it to the engine.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-
 from eval_prompts import loops
 from train_dflash import BLOCK, Drafter, Target
 

@@ -4,9 +4,14 @@
     train_dflash.py train --target DIR --data FILE... --out DIR [--init DIR] --minutes 12
     train_dflash.py evaluate --target DIR --drafter DIR --prompts FILE
 
-No network, no data besides the target's weights, one GPU or (`train`, by torchrun) several: `generate` lets the target hold
+No network, and no data but the target's weights: `generate` lets the target hold
 conversations with itself, opening the user's turns with one of OPENINGS; `train` learns to
-predict the next 15 tokens of its answers; `evaluate` counts tokens per verify step.
+predict the next 15 tokens of its answers; `evaluate` counts tokens per verify step. One
+GPU each; `train` takes several by `python -m torch.distributed.run --nproc-per-node N`.
+
+Why not the `speculators` library (0.9), which trains DFlash too: it takes the target's
+hidden states from disk or, request by request, from a vLLM server. Here they are 3.6 GB
+for every second of training (7 kB a token), so the target runs in this process.
 
 The drafter (DFlash, arXiv 2602.06036) sees the target's hidden states of all positions
 before an anchor token as context, the anchor and 15 mask tokens as queries, and predicts

@@ -62,6 +62,8 @@ def _parser(verb: str) -> _Parser:
     elif verb == "demo":
         p.description = "From nothing to a tree-decoded answer; options after -- go to the demo."
         p.set_defaults(options=[])
+    elif verb == "report":
+        p.description = "Measure the reference pair: tests/models/REPORT.md and its plot."
     else:
         raise StackError(USAGE, f"no such verb: {verb}")
     return p
@@ -102,6 +104,8 @@ def run(verb: str, argv: list[str]) -> int:
         return module.test(stack, args.suite, rest)
     elif verb == "demo":
         return module.demo(stack, rest)
+    elif verb == "report":
+        result(str(module.report(stack)))
     return OK
 
 
