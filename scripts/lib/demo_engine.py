@@ -11,10 +11,12 @@ import os
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from draft_tree_page import write_page
-from draft_tree_view import Generation, Trace, pick_step, read_trace, render_tree
+from draft_tree_view import Generation, Step, Trace, pick_step, read_trace, render_tree
 
 QUESTIONS = (
     "What is the capital of France, and what is it known for?",
@@ -61,7 +63,7 @@ def main() -> int:
 
     equal = all(r["tokens"] == results[0]["tokens"] for r in results)
     report(results, equal)
-    draw(args, trace)
+    draw(args, trace, results[-1]["tokens"])
     if args.json:
         args.json.write_text(json.dumps(results, indent=1))
     return 0 if equal else 1
@@ -160,7 +162,7 @@ def report(results: list[dict], equal: bool) -> None:
     )
 
 
-def draw(args: argparse.Namespace, trace: Trace) -> None:
+def draw(args: argparse.Namespace, trace: Trace, tokens: list[list[int]]) -> None:
     """Show one step's tree, and every step's in a page if one was asked for."""
     from rich.console import Console
     from transformers import AutoTokenizer
@@ -168,7 +170,10 @@ def draw(args: argparse.Namespace, trace: Trace) -> None:
     decode = AutoTokenizer.from_pretrained(args.target).decode
     # Requests are numbered in the order of the prompts.
     order = sorted(trace.requests, key=lambda name: int(name.partition("-")[0]))
-    runs = [Generation(q, trace.requests[r]) for q, r in zip(QUESTIONS, order, strict=True)]
+    runs = [
+        Generation(question, cut(trace.requests[request], answer))
+        for question, request, answer in zip(QUESTIONS, order, tokens, strict=True)
+    ]
     console = Console()
     best = pick_step([step for run in runs for step in run.steps])
     asked = next(run.question for run in runs if best in run.steps)
@@ -177,6 +182,20 @@ def draw(args: argparse.Namespace, trace: Trace) -> None:
     if args.html:
         write_page(args.html, runs, trace.header, decode)
         console.print(f"Every step of the three answers: {args.html}")
+
+
+def cut(steps: Sequence[Step], answer: list[int]) -> list[Step]:
+    """The steps as far as the answer goes: a path may run past its end."""
+    left, kept = len(answer) - 1, []
+    for step in steps:
+        if left <= 0:
+            break
+        if left < len(step.emitted):
+            bonus = step.emitted[left - 1]
+            step = replace(step, accepted=step.accepted[: left - 1], bonus=bonus)
+        kept.append(step)
+        left -= len(step.emitted)
+    return kept
 
 
 if __name__ == "__main__":

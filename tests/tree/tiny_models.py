@@ -76,19 +76,30 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
     return fast
 
 
-def make_drafter(folder: Path, block_size: int, dtype: str = "float32", layers: int = 2) -> Path:
-    """Write a random DFlash drafter for any target of `make_target` to `folder`."""
+def make_drafter(
+    folder: Path,
+    block_size: int,
+    dtype: str = "float32",
+    layers: int = 2,
+    hidden: int = HIDDEN,
+    head_dim: int = HEAD_DIM,
+    vocab: int = VOCAB,
+    target_layers: int = LAYERS,
+    target_layer_ids: list[int] = TARGET_LAYER_IDS,
+    mask_token_id: int = MASK_TOKEN_ID,
+) -> Path:
+    """Write a random DFlash drafter to `folder`; by default for any target of `make_target`."""
     folder.mkdir(parents=True, exist_ok=True)
     config = {
         "architectures": ["DFlashDraftModel"],
         "model_type": "qwen3",
-        "vocab_size": VOCAB,
-        "hidden_size": HIDDEN,
-        "intermediate_size": 2 * HIDDEN,
+        "vocab_size": vocab,
+        "hidden_size": hidden,
+        "intermediate_size": 2 * hidden,
         "num_hidden_layers": layers,
         "num_attention_heads": HEADS,
         "num_key_value_heads": KV_HEADS,
-        "head_dim": HEAD_DIM,
+        "head_dim": head_dim,
         "max_position_embeddings": MAX_POSITIONS,
         "rms_norm_eps": 1e-6,
         "rope_theta": 10000.0,
@@ -97,9 +108,9 @@ def make_drafter(folder: Path, block_size: int, dtype: str = "float32", layers: 
         "tie_word_embeddings": False,
         "torch_dtype": dtype,
         "block_size": block_size,
-        "num_target_layers": LAYERS,
+        "num_target_layers": target_layers,
         "layer_types": ["full_attention"] * layers,
-        "dflash_config": {"mask_token_id": MASK_TOKEN_ID, "target_layer_ids": TARGET_LAYER_IDS},
+        "dflash_config": {"mask_token_id": mask_token_id, "target_layer_ids": target_layer_ids},
     }
     (folder / "config.json").write_text(json.dumps(config))
     generator = torch.Generator().manual_seed(1)
@@ -111,24 +122,24 @@ def make_drafter(folder: Path, block_size: int, dtype: str = "float32", layers: 
         return torch.ones(size, dtype=getattr(torch, dtype))
 
     weights = {
-        "fc.weight": random(HIDDEN, len(TARGET_LAYER_IDS) * HIDDEN),
-        "hidden_norm.weight": ones(HIDDEN),
+        "fc.weight": random(hidden, len(target_layer_ids) * hidden),
+        "hidden_norm.weight": ones(hidden),
     }
-    weights["norm.weight"] = ones(HIDDEN)
+    weights["norm.weight"] = ones(hidden)
     for i in range(layers):
         p = f"layers.{i}."
         weights |= {
-            p + "self_attn.q_proj.weight": random(HEADS * HEAD_DIM, HIDDEN),
-            p + "self_attn.k_proj.weight": random(KV_HEADS * HEAD_DIM, HIDDEN),
-            p + "self_attn.v_proj.weight": random(KV_HEADS * HEAD_DIM, HIDDEN),
-            p + "self_attn.o_proj.weight": random(HIDDEN, HEADS * HEAD_DIM),
-            p + "self_attn.q_norm.weight": ones(HEAD_DIM),
-            p + "self_attn.k_norm.weight": ones(HEAD_DIM) * (1 + i),
-            p + "input_layernorm.weight": ones(HIDDEN),
-            p + "post_attention_layernorm.weight": ones(HIDDEN),
-            p + "mlp.gate_proj.weight": random(2 * HIDDEN, HIDDEN),
-            p + "mlp.up_proj.weight": random(2 * HIDDEN, HIDDEN),
-            p + "mlp.down_proj.weight": random(HIDDEN, 2 * HIDDEN),
+            p + "self_attn.q_proj.weight": random(HEADS * head_dim, hidden),
+            p + "self_attn.k_proj.weight": random(KV_HEADS * head_dim, hidden),
+            p + "self_attn.v_proj.weight": random(KV_HEADS * head_dim, hidden),
+            p + "self_attn.o_proj.weight": random(hidden, HEADS * head_dim),
+            p + "self_attn.q_norm.weight": ones(head_dim),
+            p + "self_attn.k_norm.weight": ones(head_dim) * (1 + i),
+            p + "input_layernorm.weight": ones(hidden),
+            p + "post_attention_layernorm.weight": ones(hidden),
+            p + "mlp.gate_proj.weight": random(2 * hidden, hidden),
+            p + "mlp.up_proj.weight": random(2 * hidden, hidden),
+            p + "mlp.down_proj.weight": random(hidden, 2 * hidden),
         }
     save_file(weights, folder / "model.safetensors")
     return folder
