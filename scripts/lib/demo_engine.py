@@ -180,7 +180,8 @@ def draw(args: argparse.Namespace, trace: Trace, tokens: list[list[int]]) -> Non
     console.print(f"\n[bold]One draft tree[/bold], from the answer to: {asked}")
     console.print(render_tree(best, decode, width=console.width))
     if args.html:
-        write_page(args.html, runs, trace.header, decode)
+        header = replace(trace.header, target=args.target.name, drafter=args.drafter.name)
+        write_page(args.html, runs, header, decode)
         console.print(f"Every step of the three answers: {args.html}")
 
 
