@@ -57,6 +57,11 @@ def test_a_block_sees_what_lies_before_its_anchor(target):
         before = drafter(tokens, target.features(tokens), anchors)
         after = drafter(changed, target.features(changed), anchors)
         alone = drafter(tokens, target.features(tokens), anchors[:, 1:])
+        at_anchor = target.features(tokens)
+        at_anchor[0, 30] += 1
+        without = drafter(tokens, at_anchor, anchors)
+    # The engine has no features of the anchor yet.
+    assert torch.equal(without, before)
     assert torch.equal(before[0, 0], after[0, 0])
     assert not torch.allclose(before[0, 1], after[0, 1])
     torch.testing.assert_close(before[:, 1:], alone, rtol=1e-4, atol=1e-5)
@@ -87,7 +92,7 @@ def test_rows_are_written_as_the_target_would(target):
     assert writer.answer[:, :3].sum() == 0 and writer.answer[:, 3:].all()
 
 
-@pytest.mark.parametrize("period, repeats", [(1, 30), (5, 10), (5, 3), (32, 4), (33, 4)])
+@pytest.mark.parametrize("period, repeats", [(1, 30), (5, 10), (5, 3), (12, 3), (32, 4), (33, 4)])
 def test_loops_are_found_alike(period, repeats):
     phrase = list(range(100, 100 + period))
     text = list(range(40)) + phrase * repeats + list(range(200, 240))
