@@ -130,6 +130,9 @@ def test_trees_give_the_output(models, ids, run, temperature):
     lines = list(chain(*requests))
     assert len(lines) == counts["drafts"]
     assert sum(len(line["accepted"]) for line in lines) == counts["accepted_tokens"]
+    # From the first tree on, when rows go further past the prompt than their depth.
+    first = [len(steps[0]["accepted"]) for steps in requests]
+    assert sum(first) >= sum(planter.planted[: len(ids)]) > 4
     # Accepts are deep and sideways, and the last one may go on past the output's end.
     assert max(len(line["accepted"]) for line in lines) > 3
     assert any(line["accepted"][:1] > [1] for line in lines)
