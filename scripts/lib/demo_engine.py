@@ -167,6 +167,9 @@ def draw(args: argparse.Namespace, trace: Trace, tokens: list[list[int]]) -> Non
     from rich.console import Console
     from transformers import AutoTokenizer
 
+    if len(trace.requests) < len(QUESTIONS):
+        print("The answers are too short for a tree to draw.", file=sys.stderr)
+        return
     decode = AutoTokenizer.from_pretrained(args.target).decode
     # Requests are numbered in the order of the prompts.
     order = sorted(trace.requests, key=lambda name: int(name.partition("-")[0]))

@@ -189,7 +189,9 @@ def _header(fields: dict) -> Header:
 def _step(fields: dict, header: Header) -> Step:
     tokens = _field(fields, "tokens", list, int)
     parents = _field(fields, "parents", list, int)
-    logprobs = _field(fields, "logprobs", list, (int, float))
+    # The engine writes null for a probability of zero.
+    logprobs = _field(fields, "logprobs", list, (int, float, type(None)))
+    logprobs = [-math.inf if x is None else x for x in logprobs]
     accepted = _field(fields, "accepted", list, int)
     if not len(tokens) == len(parents) == len(logprobs):
         raise ValueError(

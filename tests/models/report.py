@@ -54,8 +54,8 @@ def main() -> None:
 def measured(args: argparse.Namespace, temperature: float) -> list[Answer]:
     """The target's answers at this temperature, with the drafter's marginals."""
     file = args.work / f"answers-{temperature:g}.npz"
-    stamp = (args.drafter / "model.safetensors").stat()
-    if file.is_file() and file.stat().st_mtime > stamp.st_mtime:
+    made_from = (args.drafter / "model.safetensors", Path(eval_prompts.__file__))
+    if file.is_file() and file.stat().st_mtime > max(f.stat().st_mtime for f in made_from):
         return load(file)
     from transformers import AutoTokenizer
 

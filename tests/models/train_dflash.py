@@ -28,9 +28,11 @@ import os
 import time
 from pathlib import Path
 
+import eval_prompts
 import numpy as np
 import torch
 import torch.nn.functional as F
+from eval_prompts import in_loop
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
@@ -85,8 +87,8 @@ class Target:
         self.head_dim = self.config.get("head_dim") or self.config["hidden_size"] // self.heads
         self.layers = self.config["num_hidden_layers"]
         self.eps = self.config["rms_norm_eps"]
-        rope = self.config.get("rope_parameters") or self.config
-        self.rope = Rope(self.head_dim, rope["rope_theta"], device)
+        self.rope_theta = (self.config.get("rope_parameters") or self.config)["rope_theta"]
+        self.rope = Rope(self.head_dim, self.rope_theta, device)
 
     def norm(self, x: Tensor, name: str) -> Tensor:
         return F.rms_norm(x, x.shape[-1:], self.w[name], self.eps)
@@ -291,17 +293,6 @@ def generate(args: argparse.Namespace) -> None:
     np.savez(args.data, tokens=tokens, answer=np.packbits(answer, axis=1))
 
 
-def in_loop(tokens: Tensor) -> Tensor:
-    """Positions of [N, T] inside text that runs in circles (a phrase of <= 32, thrice)."""
-    looping = torch.zeros_like(tokens, dtype=torch.bool)
-    for period in range(1, 33):
-        same = F.pad(tokens[:, period:] == tokens[:, :-period], (period, 0))
-        index = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
-        last_break = torch.where(same, -1, index).cummax(1).values
-        looping |= index - last_break >= max(2 * period, 24)
-    return looping
-
-
 class Norm(nn.RMSNorm):
     """In the input's precision, which autocast would leave to the slow path."""
 
@@ -432,7 +423,7 @@ class Drafter(nn.Module):
             "head_dim": target.head_dim,
             "max_position_embeddings": target.config["max_position_embeddings"],
             "rms_norm_eps": target.eps,
-            "rope_theta": (target.config.get("rope_parameters") or target.config)["rope_theta"],
+            "rope_theta": target.rope_theta,
             "rope_scaling": None,
             "attention_bias": False,
             "attention_dropout": 0.0,
@@ -650,7 +641,6 @@ def evaluate(args: argparse.Namespace) -> None:
 
     Answers that run in circles are left out and counted.
     """
-    import eval_prompts
     from transformers import AutoTokenizer
 
     torch.manual_seed(0)

@@ -20,14 +20,10 @@ def target() -> Path:
 
 
 def own_prompts(count: int) -> list[list[int]]:
-    """Token ids of the first prompts of our own, two of a category in turn."""
+    """Token ids of the first prompts of our own, one of each category in turn."""
     import eval_prompts
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(target())
-    questions = [q for pair in zip(*eval_prompts.OWN.values()) for q in pair]
-    chats = [[{"role": "user", "content": q}] for q in questions[:count]]
-    return [
-        list(tokenizer.apply_chat_template(c, add_generation_prompt=True, return_dict=False))
-        for c in chats
-    ]
+    questions = [q for each in zip(*eval_prompts.OWN.values()) for q in each]
+    return [eval_prompts.encode(tokenizer, eval_prompts.user(q)) for q in questions[:count]]

@@ -127,6 +127,10 @@ def test_a_spine_may_hold_tokens_of_probability_zero(tmp_path):
     path = sample.write(tmp_path / "t", [sample.header(), step_line(logprobs=[-math.inf, 1e-7])])
     (step,) = read_trace(path).requests["0"]
     assert step.logprobs == (-math.inf, 0.0)
+    # As the engine writes it.
+    path = sample.write(tmp_path / "t", [sample.header(), step_line(logprobs=[None, 1e-7])])
+    (again,) = read_trace(path).requests.values()
+    assert again == [step]
     assert "one <1%" in printed(render_tree(step, decode))
 
 
