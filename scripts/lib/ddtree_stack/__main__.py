@@ -64,6 +64,14 @@ def _parser(verb: str) -> _Parser:
         p.set_defaults(options=[])
     elif verb == "report":
         p.description = "Measure the reference pair: tests/models/REPORT.md and its plot."
+    elif verb == "bench":
+        from ddtree_bench.options import add_options
+
+        p.description = "Tree against chain on this machine's GPU: a table, and JSON."
+        add_options(p)
+        p.add_argument(
+            "--python", metavar="PY", help="a Python that has the patched vLLM (default: .venv's)"
+        )
     else:
         raise StackError(USAGE, f"no such verb: {verb}")
     return p
@@ -104,6 +112,8 @@ def run(verb: str, argv: list[str]) -> int:
         return module.test(stack, args.suite, rest)
     elif verb == "demo":
         return module.demo(stack, rest)
+    elif verb == "bench":
+        return module.bench(stack, args)
     elif verb == "report":
         result(str(module.report(stack)))
     return OK

@@ -1,0 +1,1 @@
+"""What runs in child processes: everything here may import torch and vLLM."""
