@@ -1,15 +1,22 @@
 """Engines for the tests of the tree: real vLLM, tiny random models.
 
-On a machine without a GPU the V2 runner's Triton kernels run in the interpreter; that is
-set before vLLM is imported. Engines run in this process, so that tests can plant trees.
+How they run is the mode's (modes.py). On the CPU the V2 runner's Triton kernels run in the
+interpreter; that is set before vLLM is imported. Engines run in this process, so that tests
+can plant trees.
 """
 
 import os
 
 import torch
 
-if not torch.cuda.is_available():
+import modes
+
+MODE_NAME, MODE = modes.chosen(torch.cuda.is_available())
+if not MODE.on_gpu:
     os.environ["TRITON_INTERPRET"] = "1"
+elif MODE.dtype == "float32":
+    # Not the tensor cores' tf32, which is no better than bfloat16 where two tokens nearly tie.
+    os.environ["TRITON_F32_DEFAULT"] = "ieee"
 os.environ.update(
     VLLM_USE_V2_MODEL_RUNNER="1",
     VLLM_ENABLE_V1_MULTIPROCESSING="0",
@@ -31,16 +38,24 @@ PROMPT_LENGTHS = (1, 5, 31, 32, 33, 64, 97, 130)
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "gpu: needs a CUDA device")
+    config.addinivalue_line("markers", "exact: compares tokens, which needs float32 throughout")
+
+
+def pytest_report_header():
+    return f"mode: {MODE_NAME} ({MODE})"
 
 
 def pytest_collection_modifyitems(items):
     # The longest file first, or one worker is left alone with it at the end.
     items.sort(key=lambda item: item.path.name != "test_distribution.py")
-    if torch.cuda.is_available():
-        return
     for item in items:
-        if item.get_closest_marker("gpu"):
+        if MODE.on_gpu:
+            item.add_marker(pytest.mark.gpu)
+        if item.get_closest_marker("gpu") and not torch.cuda.is_available():
             item.add_marker(pytest.mark.skip(reason="no CUDA device on this machine"))
+        if item.get_closest_marker("exact") and not MODE.exact:
+            reason = f"compares tokens; in mode {MODE_NAME} two that nearly tie change places"
+            item.add_marker(pytest.mark.skip(reason=reason))
 
 
 @pytest.fixture(scope="session")
@@ -51,18 +66,17 @@ def models(tmp_path_factory) -> "TinyModels":
 @pytest.fixture(scope="session")
 def truths(models):
     """What the engine emits without speculation, by (architecture, temperature)."""
-    from lossless import NUM_TOKENS, sampling
+    from lossless import NUM_TOKENS, Answers, answer, sampling
 
     known: dict = {}
 
-    def truth(architecture: str, temperature: float) -> list[list[int]]:
+    def truth(architecture: str, temperature: float) -> Answers:
         if (architecture, temperature) not in known:
             ids = prompts()
             with engine(models.target(architecture)) as llm:
                 for t in (0.0, 1.0):
-                    known[architecture, t] = generate(
-                        llm, ids, sampling(t, NUM_TOKENS[t], len(ids))
-                    )
+                    params = sampling(t, NUM_TOKENS[t], len(ids))
+                    known[architecture, t] = answer(llm, ids, params)
         return known[architecture, temperature]
 
     return truth
@@ -78,13 +92,13 @@ class TinyModels:
         name = "-".join([architecture, *(f"{k}-{v}" for k, v in overrides.items())])
         folder = self.folder / name
         if not folder.exists():
-            tiny_models.make_target(folder, architecture, **overrides)
+            tiny_models.make_target(folder, architecture, head_dim=MODE.head_dim, **overrides)
         return str(folder)
 
     def drafter(self, depth: int) -> str:
         folder = self.folder / f"drafter-{depth}"
         if not folder.exists():
-            tiny_models.make_drafter(folder, depth + 1)
+            tiny_models.make_drafter(folder, depth + 1, head_dim=MODE.head_dim)
         return str(folder)
 
 
@@ -109,20 +123,20 @@ def engine(
             "method": method,
             "model": drafter,
             "num_speculative_tokens": num_tokens,
+            **MODE.speculative_config,
         } | speculative_config
     defaults = dict(
-        dtype="float32",
         max_model_len=1024,
         max_num_seqs=8,
         max_num_batched_tokens=2048,
         # The smallest the CPU has, for paths to cross block borders.
         block_size=32,
-        enforce_eager=True,
         kv_cache_memory_bytes=64 << 20,
         enable_prefix_caching=False,
         disable_log_stats=False,
         seed=0,
     )
+    defaults |= MODE.options
     llm = LLM(target, speculative_config=speculative_config or None, **(defaults | options))
     try:
         yield llm
@@ -130,6 +144,10 @@ def engine(
         llm.llm_engine.engine_core.shutdown()
         del llm
         gc.collect()
+        if MODE.on_gpu:
+            from vllm.distributed import cleanup_dist_env_and_memory
+
+            cleanup_dist_env_and_memory()
 
 
 def generate(llm, prompt_ids: list[list[int]], params) -> list[list[int]]:

@@ -5,6 +5,8 @@ import pytest
 from conftest import counters, engine, generate, prompts
 from planting import Planter, planting
 
+pytestmark = pytest.mark.exact
+
 
 @pytest.fixture
 def async_scheduling(monkeypatch):

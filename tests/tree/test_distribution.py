@@ -3,6 +3,7 @@
 import random
 from collections import Counter
 
+import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from scipy.stats import chisquare
@@ -10,6 +11,7 @@ from scipy.stats import chisquare
 from conftest import engine, generate, prompts
 from planting import Planter, planting
 
+pytestmark = pytest.mark.exact
 DRAWS = 4000
 LENGTH = 3
 # Likeliest tokens looked at in each position; all others are one cell.

@@ -1,11 +1,13 @@
 """The drafter's context: the target's hidden states of the accepted path, in order."""
 
+import pytest
 import torch
 
 from conftest import engine, generate, prompts
-from planting import Planter, planting
+from planting import Planter, eager_drafter, planting
 
 
+@pytest.mark.exact
 def test_context_is_that_of_the_chain(models, monkeypatch):
     """Losing it costs acceptance only, so that no comparison of outputs would notice."""
     from vllm import SamplingParams
@@ -25,12 +27,12 @@ def test_context_is_that_of_the_chain(models, monkeypatch):
     (prompt,) = prompts((33,))
     params = SamplingParams(temperature=0.0, max_tokens=64, ignore_eos=True, detokenize=False)
     target, drafter = models.target("qwen3"), models.drafter(7)
-    with engine(target, drafter, method="dflash", num_tokens=7) as llm:
+    with eager_drafter(), engine(target, drafter, method="dflash", num_tokens=7) as llm:
         context.clear()  # of what warm-up drafted
         (truth,) = generate(llm, [prompt], params)
         chain = dict(context)
     planter = Planter({tuple(prompt): truth})
-    with planting(planter, run_drafter=True):
+    with eager_drafter(), planting(planter, run_drafter=True):
         with engine(target, drafter, num_tokens=16) as llm:
             context.clear()
             planter.planted.clear()

@@ -11,6 +11,7 @@ import torch
 from conftest import counters, engine, prompts
 from planting import Planter, planting
 
+pytestmark = pytest.mark.exact
 DEPTH, NUM_NODES = 7, 16
 NUM_TOKENS = 40
 

@@ -14,6 +14,7 @@ from conftest import counters, engine
 from planting import Planter, planting
 from tiny_models import make_drafter
 
+pytestmark = pytest.mark.exact
 VOCAB, HIDDEN, LAYERS = 1024, 640, 18
 BOS, FIRST_WORD = 2, 494
 NUM_TOKENS = 64

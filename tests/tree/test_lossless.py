@@ -3,7 +3,7 @@
 import pytest
 
 from conftest import engine, generate, prompts
-from lossless import NUM_TOKENS, run_planted, sampling
+from lossless import NUM_TOKENS, assert_accepted, assert_same, run_planted, sampling
 
 
 @pytest.mark.parametrize(
@@ -18,10 +18,7 @@ def test_long_outputs_equal_no_speculation(
     planter, spec = run_planted(
         models, truth, architecture, temperature, num_nodes, depth, NUM_TOKENS[temperature]
     )
-    # Equal outputs prove nothing unless planted nodes were accepted: a plant is missed
-    # only where the end of the output cuts the step.
-    planted = sum(planter.planted) / len(planter.planted)
-    assert spec["accepted_tokens"] / spec["drafts"] > 0.8 * planted > 1.5
+    assert_accepted(planter, spec)
 
 
 @pytest.mark.parametrize("architecture, num_nodes, depth", [("qwen3", 31, 15), ("llama", 7, 7)])
@@ -33,4 +30,4 @@ def test_drafted_trees_equal_no_speculation(models, truths, architecture, num_no
     with engine(models.target(architecture), models.drafter(depth), num_tokens=num_nodes) as llm:
         for temperature, wanted in truth.items():
             outputs = generate(llm, ids, sampling(temperature, 64, len(ids)))
-            assert outputs == [t[:64] for t in wanted]
+            assert_same(outputs, wanted.cut(64))

@@ -4,6 +4,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from conftest import counters, engine, generate, prompts
+from lossless import answer, assert_same
 from planting import Planter, planting
 
 POISON = 510
@@ -36,10 +37,12 @@ def test_rows_see_no_sibling(models):
         temperature=0.0, max_tokens=64, ignore_eos=True, detokenize=False, allowed_token_ids=allowed
     )
     with engine(target) as llm:
-        truth = generate(llm, ids, params)
+        truth = answer(llm, ids, params)
     assert not any(POISON in t for t in truth)
-    with planting(Poisoner({tuple(p): t for p, t in zip(ids, truth)})):
+    poisoner = Poisoner({tuple(p): t for p, t in zip(ids, truth)})
+    with planting(poisoner):
         with engine(target, models.drafter(7), num_tokens=33) as llm:
-            assert generate(llm, ids, params) == truth
+            poisoner.planted.clear()
+            assert_same(generate(llm, ids, params), truth)
             c = counters(llm)
-    assert c["accepted_tokens"] > c["drafts"]
+    assert c["accepted_tokens"] > 0.6 * sum(poisoner.planted) > 30

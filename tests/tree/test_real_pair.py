@@ -2,9 +2,12 @@
 
 import json
 
+import pytest
+
 import real_pair
 from conftest import engine, generate, tokens_per_step
 
+pytestmark = pytest.mark.exact
 TOKENS = 64
 
 

@@ -5,6 +5,7 @@ import pytest
 from conftest import engine, generate, prompts
 from planting import Planter, planting
 
+pytestmark = pytest.mark.exact
 LENGTHS = (5, 33, 64)
 DEPTH, NUM_NODES = 7, 16
 

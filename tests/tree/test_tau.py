@@ -5,6 +5,8 @@ import pytest
 from conftest import engine, generate, prompts, tokens_per_step
 from planting import noisy_marginals
 
+pytestmark = pytest.mark.exact
+
 
 @pytest.mark.parametrize("architecture, depth", [("qwen3", 7), ("llama", 15)])
 def test_tree_accepts_no_less_than_the_chain(models, architecture, depth):

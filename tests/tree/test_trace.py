@@ -10,6 +10,7 @@ from conftest import counters, engine, generate, prompts
 from planting import Planter, noisy_marginals, planting
 from test_async import async_scheduling  # noqa: F401
 
+pytestmark = pytest.mark.exact
 DEPTH, NUM_NODES = 7, 16
 # Different ones, for they tell requests apart.
 LENGTHS = (5, 33, 64)
@@ -50,7 +51,7 @@ def run(models, ids, tmp_path):
             models.drafter(DEPTH),
             num_tokens=NUM_NODES,
             speculative_config=spec,
-            **options,
+            **({"async_scheduling": False} | options),
         ) as llm:
             before = len(path.read_text().splitlines())
             assert before == 1, "start-up has left lines"
@@ -182,7 +183,9 @@ def test_truncated_trees(ids, truth, run):
 def test_chunked_prefill_and_asynchronous_scheduling(ids, truth, run, async_scheduling):  # noqa: F811
     planter = Planter({tuple(p): t for p, t in zip(ids, truth)})
     with planting(planter, run_drafter=True):
-        requests, outputs, counts = run(params(), max_num_batched_tokens=40, max_num_seqs=2)
+        requests, outputs, counts = run(
+            params(), max_num_batched_tokens=40, max_num_seqs=2, async_scheduling=True
+        )
     assert outputs == [t[:NUM_TOKENS] for t in truth]
     # Scheduled ahead, before the request was known to have ended.
     late = check(requests, outputs)
@@ -198,7 +201,8 @@ def test_off_leaves_nothing_and_on_changes_nothing(models, ids, truth, run, tmp_
         off.chdir(tmp_path)
         for name in ("__init__", "set_logprobs", "record"):
             off.setattr(DraftTreeTrace, name, None)
-        with engine(models.target(), models.drafter(DEPTH), num_tokens=NUM_NODES) as llm:
+        options = dict(num_tokens=NUM_NODES, async_scheduling=False)
+        with engine(models.target(), models.drafter(DEPTH), **options) as llm:
             worker = llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker
             assert worker.model_runner.speculator.trace is None
             without = generate(llm, ids, params()), counters(llm)

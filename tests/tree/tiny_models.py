@@ -22,20 +22,31 @@ HEADS, KV_HEADS, HEAD_DIM = 4, 2, 32
 TARGET_LAYER_IDS = [0, 1, 2]
 MASK_TOKEN_ID = VOCAB - 1
 MAX_POSITIONS = 4096
+WINDOW = 40
 
+_WINDOWS = {
+    "sliding_window": WINDOW,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "full_attention"],
+}
 _TARGETS = {
-    "qwen3": (Qwen3Config, Qwen3ForCausalLM),
-    "llama": (LlamaConfig, LlamaForCausalLM),
+    "qwen3": (Qwen3Config, Qwen3ForCausalLM, {}),
+    "llama": (LlamaConfig, LlamaForCausalLM, {}),
+    "windowed": (LlamaConfig, LlamaForCausalLM, _WINDOWS),
 }
 
 
-def make_target(folder: Path, architecture: str, dtype: str = "float32", **overrides) -> Path:
-    """Write a random target of `architecture` ('qwen3' or 'llama') to `folder`.
+def make_target(
+    folder: Path, architecture: str, dtype: str = "float32", head_dim: int = HEAD_DIM, **overrides
+) -> Path:
+    """Write a random target to `folder`.
+
+    `architecture` is 'qwen3', 'llama' or 'windowed': a Llama half of whose layers look back
+    WINDOW tokens only.
 
     Weights are larger than an initialiser's, so that the greedy continuation depends on
     the context instead of falling into a loop at once.
     """
-    config_class, model_class = _TARGETS[architecture]
+    config_class, model_class, settings = _TARGETS[architecture]
     config = config_class(
         vocab_size=VOCAB,
         hidden_size=HIDDEN,
@@ -43,12 +54,13 @@ def make_target(folder: Path, architecture: str, dtype: str = "float32", **overr
         num_hidden_layers=LAYERS,
         num_attention_heads=HEADS,
         num_key_value_heads=KV_HEADS,
-        head_dim=HEAD_DIM,
+        head_dim=head_dim,
         max_position_embeddings=MAX_POSITIONS,
         tie_word_embeddings=False,
         initializer_range=0.2,
         bos_token_id=1,
         eos_token_id=2,
+        **settings,
         **overrides,
     )
     config.torch_dtype = dtype

@@ -53,10 +53,18 @@ def _parser(verb: str) -> _Parser:
         if verb == "build":
             p.add_argument("--out", type=Path, help="folder of the wheel (default: dist/DEVICE)")
     elif verb == "test":
-        p.description = "Run tests/unit (scripts), tests/tree against .venv (tree), or both (all)."
-        p.usage = "test.sh [scripts|tree|upstream|all] [-- PYTEST...]"
-        p.add_argument(
-            "suite", nargs="?", default="all", choices=("scripts", "tree", "upstream", "all")
+        p.description = (
+            "Run tests/unit (scripts), tests/tree against .venv (tree), or both (all); "
+            "gpu: tests/tree and the patches' tests on a CUDA device."
+        )
+        p.usage = "test.sh [scripts|tree|gpu|upstream|all] [options of gpu] [-- PYTEST...]"
+        suites = ("scripts", "tree", "gpu", "upstream", "all")
+        p.add_argument("suite", nargs="?", default="all", choices=suites)
+        gpu = p.add_argument_group("options of gpu")
+        gpu.add_argument("--mode", action="append", help="of tests/tree/modes.py, or patches")
+        gpu.add_argument("--jobs", type=int, metavar="N", help="processes at a time")
+        gpu.add_argument(
+            "--sanitize", action="store_true", help="the kernels' tests under compute-sanitizer"
         )
         p.set_defaults(pytest=[])
     elif verb == "demo":
@@ -89,6 +97,12 @@ def run(verb: str, argv: list[str]) -> int:
     if rest and verb not in ("test", "demo"):
         raise StackError(USAGE, f"unexpected: {' '.join(rest)}", hint=f"scripts/{verb}.sh --help")
     stack = Stack.here()
+    if verb == "test" and args.suite == "gpu":
+        from . import gpu
+
+        return gpu.test(stack, rest, args.mode, args.jobs, args.sanitize)
+    if verb == "test" and (args.mode or args.jobs or args.sanitize):
+        raise StackError(USAGE, "--mode, --jobs and --sanitize are options of gpu")
     module = importlib.import_module(f".{verb}" if verb != "test" else ".testing", __package__)
     if verb == "fetch":
         result(f"base {module.fetch(stack, args.offline)} tree {stack.pin.sdist_tree}")

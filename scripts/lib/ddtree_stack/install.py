@@ -96,7 +96,7 @@ def _pip_install(stack: Stack, image: Image) -> None:
         wheel = temp / image.filename
         write_wheel(wheel, image.entries, image.info, image.source, _EPOCH)
         if image.device == "cuda":  # the CPU's dependencies are in the lock
-            tests = ["pytest", "pytest-timeout", "gguf", "accelerate"]
+            tests = ["pytest", "pytest-timeout", "hypothesis", "scipy", "gguf", "accelerate"]
             _pip(stack, "install the dependencies (CUDA)", *tests, str(wheel))
         args = ["--force-reinstall", "--no-deps", "--no-compile"]
         _pip(stack, f"install {image.filename}", *args, str(wheel))

@@ -31,6 +31,9 @@ def test(stack: Stack, suite: str, pytest: list[str]) -> int:
         status |= scripts(stack, pytest)
     if suite in ("tree", "all"):
         status |= tree(stack, pytest)
+    if suite == "all":
+        # It takes the CUDA build into .venv, so it is not run in passing.
+        say("== gpu: the same engines on a GPU: scripts/test.sh gpu")
     return CHECK_FAILED if status else OK
 
 
@@ -61,7 +64,7 @@ def tree(stack: Stack, pytest: list[str]) -> int:
     if not any(tests.glob("**/test_*.py")):
         say("== tree: tests/tree has no tests yet")
         return OK
-    # No GPU backend honours a tree's mask yet.
+    # `test.sh gpu` has the other build.
     install(stack, "cpu")
     have = installed(stack) or {}
     env = environ(stack)
