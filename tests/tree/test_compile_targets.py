@@ -11,16 +11,29 @@ import sys
 from pathlib import Path
 
 import pytest
+import vllm
+from vllm.v1.attention.ops import triton_tree_attention
+from vllm.v1.attention.ops.triton_tree_attention import select_tiles
+from vllm.v1.attention.ops.triton_tree_tail import select_tail_tiles
 
 # Compute capability: shared memory that a block may have, in bytes.
 TARGETS = {90: 227 * 1024, 100: 227 * 1024, 120: 99 * 1024}
 NUM_NODES, DEPTH = (15, 63, 256), 15
 VOCAB, SEGMENT, FAN = 151936, 8192, 16
 # Warps of a block where they are more than one.
-WARPS = {"_move_kv": 4, "_linearize": 4, "_reduce_logits": 4, "_top_candidates": 4}
+WARPS = {
+    "_move_kv": 4,
+    "_linearize": 4,
+    "_reduce_logits": 4,
+    "_top_candidates": 4,
+    "_sample_blocks": 8,
+    "_tree_attention": 4,
+    "_combine_splits": 4,
+    "_tree_tail": 4,
+}
 
 
-def cases(num_nodes: int) -> dict[str, tuple[str, dict]]:
+def cases(num_nodes: int, capability: int) -> dict[str, tuple[str, dict]]:
     """By kernel: the types of its arguments in order, and its compile-time constants."""
     rows = 1 + num_nodes
     block = 1 << (rows - 1).bit_length()
@@ -32,6 +45,11 @@ def cases(num_nodes: int) -> dict[str, tuple[str, dict]]:
     segments = -(-VOCAB // SEGMENT)
     groups = 1 << (segments * SEGMENT // FAN**2 - 1).bit_length()
     top = dict(K=k, GROUPS=max(k, groups), SEGMENTS=1 << (segments - 1).bit_length(), FAN=FAN)
+    sampled = "*fp32 *i32 *bf16 i32 *i64 *i32 *fp32 *i64 *i64 i32 i32"
+    every_row = sampled.replace("*i64", "", 1)
+    copied = every_row.replace("*bf16", "*fp32")
+    fp64 = sampled.replace("*fp32", "*fp64", 1)
+    logits = dict(APPLY_TEMPERATURE=True, USE_FP64=False, BLOCK=4096)
     return {
         "_build_draft_trees_kernel": (builder, built | {"SPINE_FIRST": False}),
         "_build_draft_trees_kernel spine": (builder, built | {"SPINE_FIRST": True}),
@@ -67,19 +85,95 @@ def cases(num_nodes: int) -> dict[str, tuple[str, dict]]:
             "*i64 *i32 *i32 *i32 *i32 *i64 i32",
             dict(BLOCK=block),
         ),
+        "_sample_blocks_kernel": (every_row, logits | {"rows_ptr": None}),
+        "_sample_blocks_kernel rows": (sampled, logits),
+        "_sample_blocks_kernel copied": (
+            copied,
+            logits | {"rows_ptr": None, "APPLY_TEMPERATURE": False},
+        ),
+        "_sample_blocks_kernel fp64": (fp64, logits | {"USE_FP64": True}),
+        "_reduce_blocks_kernel": ("*i64 *fp32 *i32 i32", dict(rows_ptr=None, BLOCK=64)),
+        "_reduce_blocks_kernel rows": ("*i64 *fp32 *i32 *i64 i32", dict(BLOCK=64)),
         "_move_kv_kernel": (
             "*i64 *i32 i32 *i32 *i32 *i32 *i64 *i64 i32",
             dict(TABLE_WIDTH=8, CHUNK_SIZE=1024),
         ),
+        **attention_cases(rows, words, capability),
     }
+
+
+def attention_cases(rows: int, words: int, capability: int) -> dict[str, tuple[str, dict]]:
+    """`cases` of attention: 4 query heads of 128 a KV head."""
+    tiles = select_tiles(4 * rows, 128, 2, capability)
+    shape = dict(G=4, HEAD=128, PADDED=128, PAGE=16)
+    none = dict.fromkeys(("sinks_ptr", "q_scale_ptr", "k_scale_ptr", "v_scale_ptr"))
+    plain = none | dict(SOFTCAP=False, SINKS=False, Q_SCALE=False, KV_SCALE=False)
+    fp8 = plain | dict(Q_SCALE=True, KV_SCALE=True)
+    for scale in ("q_scale_ptr", "k_scale_ptr", "v_scale_ptr"):
+        del fp8[scale]
+    capped = plain | dict(SOFTCAP=True, SINKS=True)
+    del capped["sinks_ptr"]
+    variants = {
+        "": (plain | dict(WINDOW=0), "*bf16", "*bf16", ""),
+        " window": (capped | dict(WINDOW=1024), "*bf16", "*bf16", " *bf16"),
+        " fp8": (fp8 | dict(WINDOW=0), "*fp8e4nv", "*fp8e4nv", " *fp32 *fp32 *fp32"),
+    }
+    found = {
+        "_combine_splits_kernel": (
+            "*bf16 i32 i32 *fp32 *fp32 *i32 *i32 *i32 i32 i32 i32",
+            dict(H=32, HEAD=128, PADDED=128, WINDOW=0, TREE_ONLY=False)
+            | dict(BLOCK_N=tiles.block_n, BLOCK_H=4),
+        )
+    }
+    for name, (constants, q, kv, extra) in variants.items():
+        cache = f"{kv} {kv} i32 i32 i32 *i32 i32 *i32 *i32 *i32 *i32"
+        found["_tree_attention_kernel" + name] = (
+            f"*bf16 i32 i32 *fp32 *fp32 {q} i32 i32 {cache} *i32{extra} i32 i32 i32 i32 fp32 fp32",
+            constants
+            | shape
+            | dict(W=words, H=32, TREE_ONLY=False, PRECISION="tf32")
+            | dict(BLOCK_M=tiles.block_m, BLOCK_N=tiles.block_n),
+        )
+        if name == " window":
+            continue
+        tail = select_tail_tiles(1 if rows == 16 else 8, 4 * rows, rows)
+        del constants["WINDOW"]
+        found["_tree_tail_kernel" + name] = (
+            f"*bf16 i32 i32 *fp32 i32 {q} i32 i32 {cache}{extra} i32 i32 fp32 fp32",
+            constants
+            | shape
+            | dict(W=words, UNIFORM=True, PRECISION="tf32")
+            | dict(BLOCK_M=tail.block_m, BLOCK_N=tail.block_n)
+            | dict(NUM_TILES=-(-rows // tail.block_n)),
+        )
+    return found
 
 
 def kernels() -> dict[str, str]:
     """Source of every @triton.jit function of the installed package."""
     import vllm.v1.worker.gpu.spec_decode.ddtree as package
 
+    attention = Path(vllm.__path__[0]) / "v1/attention/ops"
+    return functions([*Path(package.__path__[0]).glob("*.py"), *attention.glob("triton_tree_*.py")])
+
+
+def called() -> str:
+    """Source of upstream's device functions that kernels call, and their constants."""
+    import vllm.v1.worker.gpu.sample.gumbel as gumbel
+
+    constants = [
+        ast.unparse(node)
+        for file in (gumbel.__file__, triton_tree_attention.__file__)
+        for node in ast.parse(Path(file).read_text()).body
+        if isinstance(node, ast.Assign) and "tl.constexpr" in ast.unparse(node)
+    ]
+    return "\n\n\n".join(constants + list(functions([Path(gumbel.__file__)]).values()))
+
+
+def functions(files) -> dict[str, str]:
+    """Source of every @triton.jit function of these files, by name."""
     found = {}
-    for file in Path(package.__path__[0]).glob("*.py"):
+    for file in files:
         source = file.read_text()
         for node in ast.parse(source).body:
             if isinstance(node, ast.FunctionDef) and any(
@@ -93,13 +187,14 @@ def kernels() -> dict[str, str]:
 def test_every_kernel_is_compiled():
     # The rest are called by kernels and compiled with them.
     launched = {name for name in kernels() if name.endswith("_kernel")}
-    assert {name.split()[0] for name in cases(15)} == launched
+    assert {name.split()[0] for name in cases(15, 90)} == launched
 
 
 @pytest.mark.parametrize("capability", TARGETS)
 def test_kernels_fit_the_card(capability, tmp_path, monkeypatch):
     imports = "import triton\nimport triton.language as tl\n\n\n"
-    (tmp_path / "kernels.py").write_text(imports + "\n\n\n".join(kernels().values()) + "\n")
+    sources = [called(), *kernels().values()]
+    (tmp_path / "kernels.py").write_text(imports + "\n\n\n".join(sources) + "\n")
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
@@ -108,7 +203,7 @@ def test_kernels_fit_the_card(capability, tmp_path, monkeypatch):
     )
     assert done.returncode == 0, done.stderr[-2000:]
     lines = done.stdout.splitlines()
-    assert len(lines) == sum(len(cases(b)) for b in NUM_NODES)
+    assert len(lines) == sum(len(cases(b, capability)) for b in NUM_NODES)
     for line in lines:
         _, shared, spilled = line.rsplit(None, 2)
         assert int(shared) <= TARGETS[capability], line
@@ -124,7 +219,11 @@ def compile_all(capability: int) -> None:
     from triton.compiler import ASTSource
 
     for num_nodes in NUM_NODES:
-        for name, (types, constants) in cases(num_nodes).items():
+        for name, (types, constants) in cases(num_nodes, capability).items():
+            stages = {}
+            if name.startswith("_tree_attention"):
+                tiles = select_tiles(4 * (1 + num_nodes), 128, 2, capability)
+                stages = {"num_stages": tiles.num_stages}
             function = getattr(module, name.split()[0])
             given = iter(types.split())
             signature = {
@@ -135,7 +234,7 @@ def compile_all(capability: int) -> None:
             compiled = triton.compile(
                 ASTSource(function, signature, constants),
                 target=GPUTarget("cuda", capability, 32),
-                options={"num_warps": WARPS.get(name.split("_kernel")[0], 1)},
+                options={"num_warps": WARPS.get(name.split("_kernel")[0], 1)} | stages,
             )
             ptx = Path("kernel.ptx")
             ptx.write_text(compiled.asm["ptx"])
