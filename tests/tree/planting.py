@@ -64,6 +64,8 @@ class Planter:
         req_states = speculator.draft_tree_req_states
         tree = speculator.draft_tree
         for row, slot in enumerate(input_batch.idx_mapping_np.tolist()):
+            if input_batch.req_ids[row].startswith("_warmup_"):
+                continue  # The engine's own, before it serves.
             total = int(req_states.total_len.gpu[slot])
             prompt_len = int(req_states.prompt_len.np[slot])
             known = req_states.all_token_ids.gpu[slot, :total].tolist()

@@ -13,7 +13,7 @@ from vllm.v1.worker.gpu.spec_decode.ddtree import compaction, speculator, walk
 from vllm.v1.worker.gpu.spec_decode.ddtree.tree import DraftTree
 
 DEVICE = torch.device("cuda")
-VOCAB, DEPTH, LAYERS = 151936, 15, 36
+VOCAB, HIDDEN, DEPTH, LAYERS = 151936, 4096, 15, 36
 KV_HEADS, BLOCK_SIZE, CONTENT = 8, 16, 256  # content: K and V of a head
 LAUNCHES, REPLAYS = 10, 50
 POLICY = "best_first"
@@ -58,6 +58,19 @@ class Step:
         num_rows = batch * self.rows
         self.starts = torch.arange(0, num_rows + 1, self.rows, dtype=torch.int32, device=DEVICE)
         self.positions = torch.full((num_rows,), 1000, dtype=torch.int64, device=DEVICE)
+        self.step = SimpleNamespace(
+            num_reqs=batch,
+            num_reqs_after_padding=batch,
+            idx_mapping=self.slots,
+            query_start_loc=self.starts,
+            cu_num_logits=self.starts,
+            cu_num_logits_np=self.starts.cpu().numpy(),
+            positions=self.positions,
+        )
+        self.context = speculator.DraftContext(DEPTH, DEVICE)
+        self.hidden = [
+            torch.zeros(num_rows, HIDDEN, dtype=torch.bfloat16, device=DEVICE) for _ in range(5)
+        ]
         self.build()
         first = torch.zeros(batch, 1, dtype=torch.int64, device=DEVICE)
         self.drafts = torch.cat([first, self.node_tokens], 1).flatten()
@@ -83,7 +96,7 @@ class Step:
             "builder": self.build,
             "scatter": self.scatter,
             "walk": self.walk,
-            "accepted rows": self.accepted_rows,
+            "drafter context": self.linearize,
             "compaction": self.compact,
         }
 
@@ -106,21 +119,8 @@ class Step:
         )
 
     def scatter(self) -> None:
-        """Mask and depths of the batch, and positions there and back."""
-        batch = SimpleNamespace(
-            num_reqs=self.batch,
-            num_reqs_after_padding=self.batch,
-            idx_mapping=self.slots,
-            query_start_loc=self.starts,
-            cu_num_logits=self.starts,
-            positions=self.positions,
-            num_tokens=self.batch * self.rows,
-        )
-        self.tree.gather_mask(batch)
-        for linear in (False, True):
-            speculator.apply_depth_positions(
-                self.positions, self.starts, self.starts, self.slots, self.tree.depth, linear=linear
-            )
+        """Mask and depths of the batch, and its positions."""
+        self.tree.scatter(self.step)
 
     def walk(self) -> tuple[torch.Tensor, torch.Tensor]:
         tree = self.tree
@@ -134,15 +134,9 @@ class Step:
             tree.path,
         )
 
-    def accepted_rows(self) -> object:
-        return speculator.accepted_rows(
-            self.tree.path,
-            self.num_sampled,
-            self.starts[1:],
-            self.starts,
-            self.slots,
-            self.batch * self.rows,
-        )
+    def linearize(self) -> None:
+        """The drafter's context, and positions back."""
+        self.context.linearize(self.hidden, self.step, self.tree, self.num_sampled)
 
     def compact(self) -> None:
         self.table.move(
