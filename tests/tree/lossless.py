@@ -136,7 +136,8 @@ def assert_accepted(planter: Planter, spec: dict[str, float]) -> None:
     nothing is planted any more. `spec` are the engine's counters of the run.
     """
     lengths = [length for length in planter.planted if length]
-    assert len(lengths) > (40 if MODE.exact else 20)
+    # With an fp8 cache a request parts from its answer after a dozen tokens.
+    assert len(lengths) > (40 if MODE.exact else 8 if MODE.kv_cache_dtype == "fp8" else 20)
     assert sum(lengths) / len(lengths) > 2.5
     assert spec["accepted_tokens"] > (0.8 if MODE.exact else 0.6) * sum(lengths)
 

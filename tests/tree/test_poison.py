@@ -3,7 +3,7 @@
 import torch
 from safetensors.torch import load_file, save_file
 
-from conftest import counters, engine, generate, prompts
+from conftest import MODE, counters, engine, generate, prompts
 from lossless import answer, assert_same
 from planting import Planter, planting
 
@@ -45,4 +45,8 @@ def test_rows_see_no_sibling(models):
             poisoner.planted.clear()
             assert_same(generate(llm, ids, params), truth)
             c = counters(llm)
-    assert c["accepted_tokens"] > 0.6 * sum(poisoner.planted) > 30
+    assert (
+        c["accepted_tokens"]
+        > 0.6 * sum(poisoner.planted)
+        > (10 if MODE.kv_cache_dtype == "fp8" else 30)
+    )
