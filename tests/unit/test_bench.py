@@ -16,7 +16,7 @@ import pytest
 import ddtree_bench.__main__ as program
 from ddtree_bench.children import Child, ChildError
 from ddtree_bench.engines import CHAIN, TREE, engine_args
-from ddtree_bench.groups import GROUPS, kernels, pair, profile, steps
+from ddtree_bench.groups import GROUPS, attention, kernels, pair, profile, steps
 from ddtree_bench.options import chosen
 from ddtree_bench.records import (
     COUNT_AT_MOST,
@@ -453,6 +453,17 @@ def test_kernels_sum_what_a_chain_does_not_have(run, monkeypatch):
     assert all(r.tree_ms == pytest.approx(0.14) for r in sums)
     bars = {(r.batch, r.B): r.verdict for r in sums if r.limit}
     assert bars == {(1, 63): "miss", (32, 63): "pass"}
+
+
+def test_attention_takes_the_faster_way(run, monkeypatch):
+    child = Told([], measure={"chain": 0.030, "tail": 0.032, "split": 0.045})
+    monkeypatch.setattr(run, "start", lambda wanted: [child])
+    attention.measure(run)
+    rows = {(r.batch, r.context): r for r in run.results.rows}
+    assert len(rows) == 6 and {k for k, r in rows.items() if r.limit} == {(1, 8192)}
+    row = rows[1, 8192]
+    assert (row.tree_ms, row.chain_ms, row.verdict) == (0.032, 0.030, "pass")
+    assert row.details == {"tail": 0.032, "split": 0.045}
 
 
 def test_profile_counts_and_compares_idle_time(run, monkeypatch, tmp_path):

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from . import kernels, pair, profile, steps
+from . import attention, kernels, pair, profile, steps
 
 GROUPS: dict[str, Callable] = {
     "kernels": kernels.measure,
+    "attention": attention.measure,
     "steps-63": partial(steps.measure, tree=63, chain=63),
     # Takes over both engines of the one before.
     "profile": profile.measure,
