@@ -210,7 +210,7 @@ def test_kernels_fit_the_card(capability, tmp_path, monkeypatch):
         _, shared, spilled = line.rsplit(None, 2)
         assert int(shared) <= TARGETS[capability], line
         # Attention puts a few registers aside for its masked tiles, which run once.
-        limit = 512 if line.startswith(("_tree_attention", "_tree_tail")) else 0
+        limit = 1024 if line.startswith(("_tree_attention", "_tree_tail")) else 0
         assert int(spilled) <= limit, line
 
 
