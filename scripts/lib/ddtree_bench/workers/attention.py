@@ -56,7 +56,7 @@ class Layer:
         self.mask = random_trees(batch, rows)
         self.workspace = TreeAttentionWorkspace(DEVICE, HEAD_SIZE)
         # As the backend has it: enough rows to fill the device need no splits.
-        enough = KV_HEADS * batch * rows * HEADS // KV_HEADS // 128
+        enough = batch * rows * HEADS // 128
         self.splits = 1 if enough >= 0.8 * self.workspace.num_sms else MAX_SPLITS
         self.schedules = {
             True: self._schedule(self.lens, True, MAX_SPLITS),
