@@ -66,7 +66,7 @@ def models(tmp_path_factory) -> "TinyModels":
 @pytest.fixture(scope="session")
 def truths(models):
     """What the engine emits without speculation, by (architecture, temperature)."""
-    from lossless import NUM_TOKENS, Answers, answer, sampling
+    from lossless import Answers, answer, num_tokens, sampling
 
     known: dict = {}
 
@@ -75,7 +75,7 @@ def truths(models):
             ids = prompts()
             with engine(models.target(architecture)) as llm:
                 for t in (0.0, 1.0):
-                    params = sampling(t, NUM_TOKENS[t], len(ids))
+                    params = sampling(t, num_tokens(architecture, t), len(ids))
                     known[architecture, t] = answer(llm, ids, params)
         return known[architecture, temperature]
 

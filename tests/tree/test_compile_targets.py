@@ -76,7 +76,7 @@ def cases(num_nodes: int, capability: int) -> dict[str, tuple[str, dict]]:
             dict(BLOCK=block),
         ),
         "_scatter_draft_trees_kernel": (
-            "*i32 *i32 *i32 *i64 *i32 *i32 *i64 *i32 *i32 i32 i32 i32 i32",
+            "*i32 *i32 *i32 *i32 *i32 *i64 *i32 *i32 *i32 *i64 *i32 *i32 i32 i32 i32 i32",
             dict(BLOCK=block),
         ),
         "_linearize_kernel": (

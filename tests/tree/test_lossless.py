@@ -3,7 +3,7 @@
 import pytest
 
 from conftest import engine, generate, prompts
-from lossless import NUM_TOKENS, assert_accepted, assert_same, run_planted, sampling
+from lossless import assert_accepted, assert_same, num_tokens, run_planted, sampling
 
 
 @pytest.mark.parametrize(
@@ -15,9 +15,8 @@ def test_long_outputs_equal_no_speculation(
 ):
     """Long answers to each of 8 prompts, deep sideways accepts at every step."""
     truth = truths(architecture, temperature)
-    planter, spec = run_planted(
-        models, truth, architecture, temperature, num_nodes, depth, NUM_TOKENS[temperature]
-    )
+    length = num_tokens(architecture, temperature)
+    planter, spec = run_planted(models, truth, architecture, temperature, num_nodes, depth, length)
     assert_accepted(planter, spec)
 
 

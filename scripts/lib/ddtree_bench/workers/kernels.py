@@ -66,6 +66,7 @@ class Step:
             cu_num_logits=self.starts,
             cu_num_logits_np=self.starts.cpu().numpy(),
             positions=self.positions,
+            seq_lens=torch.full((batch,), 1000 + self.rows, dtype=torch.int32, device=DEVICE),
         )
         self.context = speculator.DraftContext(DEPTH, DEVICE)
         self.hidden = [
