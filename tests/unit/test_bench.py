@@ -208,11 +208,17 @@ def test_verb_passes_everything_on(bare, tmp_path, monkeypatch):
     python.chmod(0o755)
     monkeypatch.setenv("PYTHONPATH", "/caller")
     args = Namespace(
-        python=str(python), quick=True, only=["pair", "steps"], out=Path("/o.json"), target=tmp_path
+        python=str(python),
+        quick=True,
+        batches=[8, 32],
+        contexts=None,
+        only=["pair", "steps"],
+        out=Path("/o.json"),
+        target=tmp_path,
     )
     assert bench(bare.stack, args) == CHECK_FAILED
     lib = bare.stack.root / "scripts" / "lib"
-    want = f"{lib}:/caller -m ddtree_bench --quick --only pair steps --out /o.json"
+    want = f"{lib}:/caller -m ddtree_bench --quick --batches 8 32 --only pair steps --out /o.json"
     assert (tmp_path / "seen").read_text() == f"{want} --target {tmp_path}\n"
 
 
@@ -399,7 +405,7 @@ def test_what_does_not_fit_is_a_row_with_the_reason(run, monkeypatch):
     assert missing == [(8192, 32), (32768, 4), (32768, 8), (32768, 32)]
     gap = rows[8192, 32]
     assert (
-        gap.limit is None and gap.note == "K/V of 270336 tokens, 100000 fit beside a second engine"
+        gap.limit is None and gap.note == "K/V of 274432 tokens, 100000 fit beside a second engine"
     )
     assert rows[8192, 8].verdict == "pass"
 
@@ -415,6 +421,14 @@ def test_quick_steps_are_those_of_the_bars(run, monkeypatch):
         (8192, 1, 1.12),
         (8192, 8, None),
     ]
+
+
+def test_cells_can_be_chosen(run, monkeypatch):
+    run.batches, run.contexts = [8, 32], [512]
+    two = [Told([], info={"kv_tokens": 9_000_000}, run=burst(1.0)) for _ in range(2)]
+    monkeypatch.setattr(steps, "engines", lambda *_: two)
+    steps.measure(run, tree=63, chain=63)
+    assert [(r.context, r.batch) for r in run.results.rows] == [(512, 8), (512, 32)]
 
 
 def test_the_chain_of_another_width_is_compared_at_few_requests(run, monkeypatch):

@@ -45,7 +45,17 @@ def main(argv: list[str] | None = None) -> int:
     work = Path(tempfile.mkdtemp(prefix="ddtree-bench-"))
     with voice() as say:
         say(f"{card}, {', '.join(f'{k} {v}' for k, v in versions.items())}")
-        run = Run(ROOT, work, results, args.quick, args.target, text_file, say)
+        run = Run(
+            ROOT,
+            work,
+            results,
+            quick=args.quick,
+            batches=args.batches,
+            contexts=args.contexts,
+            target=args.target,
+            text_file=text_file,
+            say=say,
+        )
         failed = run_groups(run, chosen(args.only))
     print(table(results.rows))
     print(f"{len(results.rows)} rows, {len(results.missed)} miss their bar: {out}")

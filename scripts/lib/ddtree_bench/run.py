@@ -22,6 +22,8 @@ class Run:
         work: folder for logs and configs, gone at the end unless something failed.
         results: where rows go.
         quick: whether to measure the cells of most bars only.
+        batches: numbers of requests that steps are measured at; None for all.
+        contexts: their contexts, likewise.
         target: folder of the reference pair's target.
         text_file: takes what explains a miss; None to leave it out.
         say: takes a line for the person watching.
@@ -32,6 +34,8 @@ class Run:
     work: Path
     results: Results
     quick: bool = False
+    batches: list[int] | None = None
+    contexts: list[int] | None = None
     target: Path | None = None
     text_file: Path | None = None
     say: Callable[[str], None] = lambda text: print(text, file=sys.stderr, flush=True)

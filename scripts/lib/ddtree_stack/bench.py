@@ -28,6 +28,9 @@ def bench(stack: Stack, args: argparse.Namespace) -> int:
     lib = str(stack.root / "scripts" / "lib")
     env["PYTHONPATH"] = os.pathsep.join(filter(None, [lib, env.get("PYTHONPATH")]))
     command = [python, "-m", "ddtree_bench", *(["--quick"] if args.quick else [])]
+    for name in ("batches", "contexts"):
+        if chosen := getattr(args, name):
+            command += [f"--{name}", *map(str, chosen)]
     if args.only:
         command += ["--only", *args.only]
     if args.out:

@@ -51,9 +51,9 @@ class Layer:
         self.out = torch.empty_like(self.query)
         self.starts = torch.arange(batch + 1, dtype=torch.int32, device=DEVICE) * rows
         self.lens = torch.full((batch,), context + rows, dtype=torch.int32, device=DEVICE)
-        self.prefix_lens = self.lens - rows
         self.max_len = context + rows
-        self.mask = random_trees(batch, rows)
+        self.mask = random_trees(batch, context, rows)
+        self.prefix_lens = self.mask.prefix_lens
         self.workspace = TreeAttentionWorkspace(DEVICE, HEAD_SIZE)
         # As the backend has it: enough rows to fill the device need no splits.
         enough = batch * rows * HEADS // 128
@@ -129,8 +129,8 @@ class Layer:
         return lse
 
 
-def random_trees(batch: int, rows: int) -> DraftTreeMask:
-    """Whole trees, each node below a random earlier one."""
+def random_trees(batch: int, context: int, rows: int) -> DraftTreeMask:
+    """Whole trees after `context` tokens, each node below a random earlier one."""
     rng = np.random.default_rng(0)
     words = -(-rows // 32)
     ancestors = np.zeros((rows, 32 * words), dtype=bool)
@@ -145,4 +145,10 @@ def random_trees(batch: int, rows: int) -> DraftTreeMask:
         return torch.from_numpy(np.repeat(x[None], batch, 0)).to(DEVICE)
 
     num_rows = np.full(batch, rows, dtype=np.int32)
-    return DraftTreeMask(torch.from_numpy(num_rows).to(DEVICE), each(packed), each(depth), num_rows)
+    return DraftTreeMask(
+        num_rows=torch.from_numpy(num_rows).to(DEVICE),
+        ancestors=each(packed),
+        depth=each(depth),
+        prefix_lens=torch.full((batch,), context, dtype=torch.int32, device=DEVICE),
+        num_rows_np=num_rows,
+    )

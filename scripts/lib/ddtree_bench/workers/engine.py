@@ -39,11 +39,18 @@ class Worker:
         memory_share: of the card, for weights, K/V and everything else; None leaves the K/V's size
             to `engine`.
         other_bytes: what of that is not for K/V.
+        random_drafts: propose random tokens. A drafter of dummy weights proposes one token over
+            and over; rows that are alike take less power, and a card at its power limit then runs
+            the same products 13 % faster.
 
     """
 
     def __init__(
-        self, engine: dict[str, Any], memory_share: float | None = None, other_bytes: int = 0
+        self,
+        engine: dict[str, Any],
+        memory_share: float | None = None,
+        other_bytes: int = 0,
+        random_drafts: bool = False,
     ) -> None:
         if memory_share is not None:
             total = torch.cuda.get_device_properties(0).total_memory
@@ -51,6 +58,8 @@ class Worker:
             engine["kv_cache_memory_bytes"] = int(total * memory_share) - other_bytes
         self.llm = LLM(**engine)
         self.engine = self.llm.llm_engine
+        if random_drafts:
+            self._randomize_drafts()
         if (
             torch.cuda.is_available()
             and not self.engine.vllm_config.scheduler_config.async_scheduling
@@ -58,6 +67,13 @@ class Worker:
             raise RuntimeError("the engine does not schedule asynchronously")
         self.lengths: dict[str, int] = {}  # tokens by request, as the outputs say
         self.requests = 0
+
+    def _randomize_drafts(self) -> None:
+        executor = self.engine.engine_core.engine_core.model_executor
+        speculator = executor.driver_worker.worker.model_runner.speculator
+        propose = speculator.propose
+        vocab = self.engine.vllm_config.model_config.get_vocab_size()
+        speculator.propose = lambda *args, **options: propose(*args, **options).random_(0, vocab)
 
     def info(self) -> dict[str, Any]:
         """Tokens of K/V that fit."""
