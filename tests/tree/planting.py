@@ -45,6 +45,7 @@ class Planter:
         continuations: prompt, as a tuple of tokens, to its true output tokens.
         planted: how many planted nodes each tree had; what the engine must accept
             unless something truncates the tree.
+        paths: prompt to the rows planted in each of its trees, root left out.
 
     """
 
@@ -55,6 +56,7 @@ class Planter:
         self.rng = random.Random(seed)
         self.vocab = vocab
         self.planted: list[int] = []
+        self.paths: dict[tuple[int, ...], list[list[int]]] = {}
 
     def filler(self) -> int:
         """The token of a node that is not planted."""
@@ -90,6 +92,7 @@ class Planter:
             tree.num_nodes[slot] = num_nodes
             speculator.node_tokens[row] = torch.tensor(tokens)
             self.planted.append(length)
+            self.paths.setdefault(tuple(known[:prompt_len]), []).append(path)
 
 
 @contextmanager

@@ -28,6 +28,9 @@ WARPS = {
     "_reduce_logits": 4,
     "_top_candidates": 4,
     "_sample_blocks": 8,
+    "_penalties": 4,
+    "_bad_words": 4,
+    "_thinking_budget": 4,
     "_tree_attention": 4,
     "_combine_splits": 4,
     "_tree_tail": 4,
@@ -72,7 +75,7 @@ def cases(num_nodes: int, capability: int) -> dict[str, tuple[str, dict]]:
         },
         "_set_ancestors_kernel": ("*i64 i32 *i32 *i32 i32", dict(W=words, BLOCK=block)),
         "_walk_draft_trees_kernel": (
-            "*i64 *i32 *i32 *i64 *i64 *i32 *i64 *i32 *i32 i32",
+            "*i64 *i32 *i32 *i32 *i64 *i64 *i32 *i64 *i32 *i32 i32",
             dict(BLOCK=block),
         ),
         "_scatter_draft_trees_kernel": (
@@ -96,6 +99,19 @@ def cases(num_nodes: int, capability: int) -> dict[str, tuple[str, dict]]:
         "_sample_blocks_kernel fp64": (fp64, logits | {"USE_FP64": True}),
         "_reduce_blocks_kernel": ("*i64 *fp32 *i32 i32", dict(rows_ptr=None, BLOCK=64)),
         "_reduce_blocks_kernel rows": ("*i64 *fp32 *i32 *i64 i32", dict(BLOCK=64)),
+        "_gather_draft_paths_kernel": ("*i32 *i32 *i32 *i32 *i32 *i32 i32 i32", dict(BLOCK=32)),
+        "_penalties_kernel": (
+            "*fp32 i32 *i32 *i32 *i32 *fp32 *fp32 *fp32 *i32 i32 *i32 i32 i32",
+            dict(BLOCK_SIZE=8192, PATH_STRIDE=rows),
+        ),
+        "_bad_words_kernel": (
+            "*fp32 i32 *i32 *i32 i32 *i32 i32 *i32 *i32 i32 *i32 *i32 *i32 *i32",
+            dict(PATH_STRIDE=rows),
+        ),
+        "_thinking_budget_kernel": (
+            "*fp32 i32 *i32 *i32 *i32 i32 *i32 *i32 *i32 *i32 *i32 *i32 *i32 *i32",
+            dict(START_LEN=2, NATURAL_END_LEN=2, END_LEN=3, PATH_STRIDE=rows),
+        ),
         "_move_kv_kernel": (
             "*i64 *i32 i32 *i32 *i32 *i32 *i64 *i64 i32",
             dict(TABLE_WIDTH=8, CHUNK_SIZE=1024),
@@ -159,6 +175,19 @@ def kernels() -> dict[str, str]:
     return functions([*Path(package.__path__[0]).glob("*.py"), *attention.glob("triton_tree_*.py")])
 
 
+def hooked() -> dict[str, str]:
+    """Source of upstream's kernels that read a row's path in a tree, and of what they call."""
+    from vllm.v1.worker.gpu.sample import bad_words, penalties, thinking_budget
+
+    modules = (bad_words, penalties, thinking_budget)
+    found = functions([Path(module.__file__) for module in modules])
+    return {
+        name: source
+        for name, source in found.items()
+        if "PATH_STRIDE" in source or not name.endswith("_kernel")
+    }
+
+
 def called() -> str:
     """Source of upstream's device functions that kernels call, and their constants."""
     import vllm.v1.worker.gpu.sample.gumbel as gumbel
@@ -188,14 +217,14 @@ def functions(files) -> dict[str, str]:
 
 def test_every_kernel_is_compiled():
     # The rest are called by kernels and compiled with them.
-    launched = {name for name in kernels() if name.endswith("_kernel")}
+    launched = {name for name in kernels() | hooked() if name.endswith("_kernel")}
     assert {name.split()[0] for name in cases(63, 90)} == launched
 
 
 @pytest.mark.parametrize("capability", TARGETS)
 def test_kernels_fit_the_card(capability, tmp_path, monkeypatch):
     imports = "import triton\nimport triton.language as tl\n\n\n"
-    sources = [called(), *kernels().values()]
+    sources = [called(), *kernels().values(), *hooked().values()]
     (tmp_path / "kernels.py").write_text(imports + "\n\n\n".join(sources) + "\n")
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))

@@ -1,6 +1,7 @@
 """Sampling features give with trees what they give without speculation.
 
-Row-wise ones run on the tree; those that read drafts as a chain get the spine alone.
+Most run on the tree, with a row's ancestors for its history (test_history.py); those that read
+drafts as a chain get the spine alone.
 """
 
 import math
@@ -104,8 +105,8 @@ def test_chain_readers_get_the_spine(models):
         DDTreeSpeculator.propose = propose
     assert {n: all(s) for n, s in shapes.items() if s} == {
         "plain": False,
-        "presence": True,
-        "bad words": True,
+        "presence": False,
+        "bad words": False,
         "regex": True,
         "top-p": False,
     }

@@ -118,6 +118,16 @@ def check(requests: list[list[dict]], outputs: list[list[int]]) -> list[dict]:
     return late
 
 
+def spine_accepted(line: dict) -> int:
+    """How many tokens were accepted before the path left the likeliest children."""
+    at, count = 0, 0
+    for row in line["accepted"]:
+        if row != 1 + line["parents"].index(at):
+            break
+        at, count = row, count + 1
+    return count
+
+
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_trees_give_the_output(models, ids, run, temperature):
     options = [{"temperature": temperature, "seed": i} for i in range(len(ids))]
@@ -131,6 +141,9 @@ def test_trees_give_the_output(models, ids, run, temperature):
     lines = list(chain(*requests))
     assert len(lines) == counts["drafts"]
     assert sum(len(line["accepted"]) for line in lines) == counts["accepted_tokens"]
+    on_spine = sum(map(spine_accepted, lines))
+    assert counts["accepted_spine_tokens"] == on_spine
+    assert 0 < on_spine < counts["accepted_tokens"]
     # From the first tree on, when rows go further past the prompt than their depth.
     first = [len(steps[0]["accepted"]) for steps in requests]
     assert sum(first) >= sum(planter.planted[: len(ids)]) > 4

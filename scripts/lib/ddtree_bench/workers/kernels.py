@@ -76,7 +76,7 @@ class Step:
         first = torch.zeros(batch, 1, dtype=torch.int64, device=DEVICE)
         self.drafts = torch.cat([first, self.node_tokens], 1).flatten()
         self.sampled = self._samples()
-        _, self.num_sampled = self.walk()
+        _, self.num_sampled, _ = self.walk()
         # Every request has blocks of its own; a step's rows lie in them one after another.
         blocks = -(-self.rows // BLOCK_SIZE)
         self.kv = [
@@ -123,7 +123,7 @@ class Step:
         """Mask and depths of the batch, and its positions."""
         self.tree.scatter(self.step)
 
-    def walk(self) -> tuple[torch.Tensor, torch.Tensor]:
+    def walk(self) -> tuple[torch.Tensor, ...]:
         tree = self.tree
         return walk.walk_draft_trees(
             self.sampled,
