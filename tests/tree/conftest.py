@@ -26,6 +26,7 @@ os.environ.update(
 )
 
 import gc
+import pickle
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -64,20 +65,31 @@ def models(tmp_path_factory) -> "TinyModels":
 
 
 @pytest.fixture(scope="session")
-def truths(models):
-    """What the engine emits without speculation, by (architecture, temperature)."""
+def truths(models, tmp_path_factory):
+    """What the engine emits without speculation, by (architecture, temperature).
+
+    It is found once, by the worker of pytest-xdist that asks first.
+    """
+    from filelock import FileLock
+
     from lossless import Answers, answer, num_tokens, sampling
 
-    known: dict = {}
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent
 
     def truth(architecture: str, temperature: float) -> Answers:
-        if (architecture, temperature) not in known:
-            ids = prompts()
-            with engine(models.target(architecture)) as llm:
-                for t in (0.0, 1.0):
-                    params = sampling(t, num_tokens(architecture, t), len(ids))
-                    known[architecture, t] = answer(llm, ids, params)
-        return known[architecture, temperature]
+        file = folder / f"truth-{architecture}.pickle"
+        with FileLock(f"{file}.lock"):
+            if not file.exists():
+                ids, found = prompts(), {}
+                with engine(models.target(architecture)) as llm:
+                    for t in (0.0, 1.0):
+                        params = sampling(t, num_tokens(architecture, t), len(ids))
+                        answers = answer(llm, ids, params)
+                        found[t] = (list(answers), answers.likely)
+                file.write_bytes(pickle.dumps(found))
+        return Answers(*pickle.loads(file.read_bytes())[temperature])
 
     return truth
 

@@ -169,27 +169,6 @@ def test_custom_processor_reads_a_chain(models):
     assert spec["accepted_tokens"] > spec["drafts"]
 
 
-def test_thinking_budget(models):
-    """The end of thinking is forced at the same token."""
-    from vllm.config.reasoning import ReasoningConfig
-
-    target = models.target("qwen3")
-    config = ReasoningConfig(reasoning_start_str="a", reasoning_end_str="b")
-    tuned = {
-        "free": params(),
-        "budget": params(thinking_token_budget=6),
-        "long": params(thinking_token_budget=25),
-    }
-    ids = [p + encode(target) for p in prompts((10, 20, 30))]
-    expected, _ = run(target, None, tuned, ids, reasoning_config=config)
-    truth = {tuple(p): list(o.token_ids) for p, o in zip(ids, expected)}
-    with planting(Planter(truth)):
-        outputs, _ = run(target, models.drafter(DEPTH), tuned, ids, reasoning_config=config)
-    assert [list(o.token_ids) for o in outputs] == list(truth.values())
-    end = encode(target, "b")[0]
-    assert end in truth[tuple(ids[1])][:8]
-
-
 def encode(target: str, text: str = "a") -> list[int]:
     from transformers import AutoTokenizer
 
