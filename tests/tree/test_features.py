@@ -1,7 +1,7 @@
 """Sampling features give with trees what they give without speculation.
 
-Most run on the tree, with a row's ancestors for its history (test_history.py); those that read
-drafts as a chain get the spine alone.
+Their history is a row's ancestors (test_history.py), grammars are walked over the tree
+(test_grammars.py); custom logits processors that read drafts as a chain get the spine alone.
 """
 
 import math
@@ -77,8 +77,8 @@ def test_features_in_one_batch(models):
     assert spec["accepted_tokens"] > spec["drafts"]
 
 
-def test_chain_readers_get_the_spine(models):
-    """Only for them; and the spine is the drafter's top-1 chain, nothing hanging off it."""
+def test_features_keep_their_trees(models):
+    """No request is given the spine of its tree alone, without a word."""
     from vllm.v1.worker.gpu.spec_decode.ddtree.speculator import DDTreeSpeculator
 
     names = ["plain", "presence", "bad words", "regex", "top-p"]
@@ -107,7 +107,7 @@ def test_chain_readers_get_the_spine(models):
         "plain": False,
         "presence": False,
         "bad words": False,
-        "regex": True,
+        "regex": False,
         "top-p": False,
     }
 
