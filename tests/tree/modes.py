@@ -69,11 +69,14 @@ _MIXED = (*_CORE, "test_scheduling.py")
 _ALL = (
     *_MIXED,
     "test_async.py",
+    "test_dynamic.py",
     "test_shapes.py",
     "test_distribution.py",
     "test_drafter_context.py",
     "test_features.py",
     "test_gemma.py",
+    "test_grammars.py",
+    "test_history.py",
     "test_pairing.py",
     "test_real_pair.py",
     "test_stops.py",
@@ -100,7 +103,9 @@ MODES = {
     "triton-graphs-bf16": Mode("bfloat16", _TRITON, graphs=True, files=_CORE),
     "triton-graphs-fp8": Mode("float32", _TRITON, "fp8", graphs=True, files=_CORE),
     "flash-eager": Mode("bfloat16", _FLASH, files=_MIXED),
-    "flash-graphs": Mode("bfloat16", _FLASH, graphs=True, files=(*_MIXED, "test_shapes.py")),
+    "flash-graphs": Mode(
+        "bfloat16", _FLASH, graphs=True, files=(*_MIXED, "test_shapes.py", "test_dynamic.py")
+    ),
     "flash-eager-fp8": Mode("bfloat16", _FLASH, "fp8", files=_CORE),
     "flash-graphs-fp8": Mode("bfloat16", _FLASH, "fp8", graphs=True, files=_CORE),
 }
