@@ -74,6 +74,7 @@ _ALL = (
     "test_distribution.py",
     "test_drafter_context.py",
     "test_features.py",
+    "test_fuzz.py",
     "test_gemma.py",
     "test_grammars.py",
     "test_history.py",

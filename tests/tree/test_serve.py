@@ -1,0 +1,209 @@
+"""`vllm serve` with trees, as clients see it: the real server and the real openai client."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import openai
+import pytest
+
+import real_pair
+
+pytestmark = pytest.mark.exact
+MODEL, MAX_MODEL_LEN = "pair", 512
+START_SECONDS = 240
+SCHEMA = {
+    "type": "object",
+    "properties": {"city": {"type": "string", "maxLength": 12}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+TOOL = {"type": "function", "function": {"name": "visit", "parameters": SCHEMA}}
+
+
+def ask(question: str) -> list[dict]:
+    return [{"role": "user", "content": question}]
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory):
+    return tmp_path_factory.mktemp("serve") / "server.log"
+
+
+@pytest.fixture(scope="module")
+def url(log):
+    """Of a server that verifies trees, up until the last test."""
+    target = real_pair.target()
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        port = s.getsockname()[1]
+    speculative = {
+        "method": "ddtree",
+        "model": str(real_pair.DRAFTER),
+        "num_speculative_tokens": 31,
+    }
+    command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(target)]
+    command += ["--served-model-name", MODEL, "--host", "127.0.0.1", "--port", str(port)]
+    command += ["--dtype", "float32", "--max-model-len", str(MAX_MODEL_LEN), "--max-num-seqs", "8"]
+    command += ["--kv-cache-memory-bytes", str(256 << 20), "--block-size", "32", "--enforce-eager"]
+    command += ["--enable-auto-tool-choice", "--tool-call-parser", "hermes"]
+    command += ["--speculative-config", json.dumps(speculative)]
+    env = {k: v for k, v in os.environ.items() if k != "VLLM_ENABLE_V1_MULTIPROCESSING"}
+    with log.open("w") as f:
+        server = subprocess.Popen(command, env=env, stdout=f, stderr=subprocess.STDOUT)
+    try:
+        client = openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none")
+        for _ in range(2 * START_SECONDS):
+            assert server.poll() is None, log.read_text()[-3000:]
+            try:
+                client.models.list()
+                break
+            except openai.APIConnectionError:
+                time.sleep(0.5)
+        else:
+            pytest.fail(log.read_text()[-3000:])
+        yield f"http://127.0.0.1:{port}"
+        assert server.poll() is None, log.read_text()[-3000:]
+    finally:
+        server.terminate()
+        try:
+            server.wait(30)
+        except subprocess.TimeoutExpired:
+            server.kill()
+
+
+@pytest.fixture(scope="module")
+def client(url):
+    return openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=120)
+
+
+def chat(client, question: str, **options):
+    options = {"temperature": 0.0, "max_tokens": 24} | options
+    return client.chat.completions.create(model=MODEL, messages=ask(question), **options)
+
+
+def test_a_stream_is_the_answer_in_order(client):
+    whole = chat(client, "Count from one to ten.", logprobs=True, top_logprobs=2)
+    choice = whole.choices[0]
+    told = choice.logprobs.content
+    assert "".join(t.token for t in told) == choice.message.content
+    assert len(told) == whole.usage.completion_tokens
+    # Greedy: what was taken is the most probable.
+    assert all(t.token == t.top_logprobs[0].token for t in told)
+    stream = chat(
+        client,
+        "Count from one to ten.",
+        logprobs=True,
+        top_logprobs=2,
+        stream=True,
+        stream_options={"include_usage": True},
+    )
+    text, tokens, usage = "", [], None
+    for chunk in stream:
+        usage = chunk.usage or usage
+        for part in chunk.choices:
+            text += part.delta.content or ""
+            if part.logprobs:
+                tokens += [t.token for t in part.logprobs.content]
+    assert text == choice.message.content
+    assert tokens == [t.token for t in told]
+    assert usage.completion_tokens == whole.usage.completion_tokens
+
+
+def test_completions_echo_and_several_choices(client):
+    prompt = "The capital of France is"
+    options = dict(model=MODEL, prompt=prompt, max_tokens=8, temperature=0.0)
+    plain = client.completions.create(**options).choices[0].text
+    echoed = client.completions.create(**options, echo=True, logprobs=1).choices[0]
+    assert echoed.text == prompt + plain
+    assert "".join(echoed.logprobs.tokens) == echoed.text
+    assert echoed.logprobs.token_logprobs[0] is None
+    several = client.completions.create(**options | {"temperature": 1.0}, n=3, seed=7)
+    texts = [c.text for c in several.choices]
+    assert len(set(texts)) > 1
+    again = client.completions.create(**options | {"temperature": 1.0}, n=3, seed=7)
+    assert [c.text for c in again.choices] == texts
+    stopped = client.completions.create(**options, stop=plain[3:6]).choices[0]
+    assert stopped.text == plain[: plain.index(plain[3:6])] and stopped.finish_reason == "stop"
+
+
+def test_schema_and_tool_calls(client):
+    schema = {"type": "json_schema", "json_schema": {"name": "place", "schema": SCHEMA}}
+    answer = chat(client, "Name a city as JSON.", response_format=schema, max_tokens=48)
+    assert json.loads(answer.choices[0].message.content).keys() == {"city"}
+    forced = {"type": "function", "function": {"name": "visit"}}
+    options = dict(tools=[TOOL], tool_choice=forced, max_tokens=48)
+    (call,) = chat(client, "Where to go?", **options).choices[0].message.tool_calls
+    assert call.function.name == "visit"
+    json.loads(call.function.arguments)
+    arguments = ""
+    for chunk in chat(client, "Where to go?", **options, stream=True):
+        for part in chunk.choices:
+            for piece in part.delta.tool_calls or ():
+                arguments += piece.function.arguments or ""
+    assert arguments == call.function.arguments
+
+
+BAD = {
+    "grammar": dict(extra_body={"structured_outputs": {"regex": "(a"}}),
+    "schema": dict(
+        response_format={
+            "type": "json_schema",
+            "json_schema": {"name": "x", "schema": {"type": "object", "properties": 5}},
+        }
+    ),
+    "logprobs": dict(logprobs=True, top_logprobs=10_000),
+    "temperature": dict(temperature=-3.0),
+    "choices": dict(n=0),
+    "length": dict(messages=ask("word " * MAX_MODEL_LEN)),
+    "empty": dict(messages=[]),
+    "model": dict(model="nobody"),
+    "stop": dict(max_tokens=-1),
+}
+
+
+def garbage(client, options: dict) -> int:
+    """The status a bad request ends with."""
+    base = {"model": MODEL, "messages": ask("Hello"), "max_tokens": 4}
+    with pytest.raises(openai.APIStatusError) as error:
+        client.chat.completions.create(**base | options)
+    return error.value.status_code
+
+
+def test_bad_requests_fail_alone(client):
+    """Among 20 clients at once, whose answers are what each gets alone."""
+    questions = [f"What is {i} plus {i}?" for i in range(5)]
+    alone = [chat(client, q, max_tokens=12).choices[0].message.content for q in questions]
+    with ThreadPoolExecutor(20 + len(BAD)) as pool:
+        bad = {name: pool.submit(garbage, client, options) for name, options in BAD.items()}
+        good = [pool.submit(chat, client, questions[i % 5], max_tokens=12) for i in range(20)]
+        assert {n: f.result() // 100 for n, f in bad.items()} == dict.fromkeys(BAD, 4)
+        found = [f.result().choices[0].message.content for f in good]
+    assert found == [alone[i % 5] for i in range(20)]
+
+
+def test_bench_and_metrics(url, client):
+    import httpx
+
+    command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "bench", "serve"]
+    command += ["--base-url", url, "--model", MODEL, "--tokenizer", str(real_pair.target())]
+    command += ["--dataset-name", "random", "--num-prompts", "3"]
+    command += ["--random-input-len", "12", "--random-output-len", "8"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "Successful requests:                     3" in done.stdout
+    metrics = httpx.get(f"{url}/metrics").text
+    values = {
+        line.split("{")[0]: float(line.split()[-1])
+        for line in metrics.splitlines()
+        if line.startswith("vllm:spec_decode_num")
+    }
+    accepted = values["vllm:spec_decode_num_accepted_tokens_total"]
+    spine = values["vllm:spec_decode_num_accepted_spine_tokens_total"]
+    assert 0 < spine < accepted
+    positions = [line for line in metrics.splitlines() if "per_pos_total{" in line]
+    assert len(positions) == 15  # depths of the tree, not its nodes
