@@ -80,6 +80,7 @@ _ALL = (
     "test_history.py",
     "test_pairing.py",
     "test_real_pair.py",
+    "test_serve.py",
     "test_stops.py",
     "test_tau.py",
     "test_trace.py",

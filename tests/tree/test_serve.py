@@ -12,6 +12,7 @@ import openai
 import pytest
 
 import real_pair
+from conftest import MODE
 
 pytestmark = pytest.mark.exact
 MODEL, MAX_MODEL_LEN = "pair", 512
@@ -29,14 +30,22 @@ def ask(question: str) -> list[dict]:
     return [{"role": "user", "content": question}]
 
 
-@pytest.fixture(scope="module")
-def log(tmp_path_factory):
-    return tmp_path_factory.mktemp("serve") / "server.log"
+def flags(options: dict) -> list[str]:
+    """Options of an engine as the command line has them."""
+    found = []
+    for name, value in options.items():
+        if value is False:
+            continue
+        found.append(f"--{name.replace('_', '-')}")
+        if value is not True:
+            found.append(json.dumps(value) if isinstance(value, dict) else str(value))
+    return found
 
 
 @pytest.fixture(scope="module")
-def url(log):
+def url(tmp_path_factory):
     """Of a server that verifies trees, up until the last test."""
+    log = tmp_path_factory.mktemp("serve") / "server.log"
     target = real_pair.target()
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
@@ -45,13 +54,22 @@ def url(log):
         "method": "ddtree",
         "model": str(real_pair.DRAFTER),
         "num_speculative_tokens": 31,
+        **MODE.speculative_config,
+    }
+    options = MODE.options | {
+        "served_model_name": MODEL,
+        "host": "127.0.0.1",
+        "port": port,
+        "max_model_len": MAX_MODEL_LEN,
+        "max_num_seqs": 8,
+        "kv_cache_memory_bytes": 256 << 20,
+        "block_size": 32,
+        "enable_auto_tool_choice": True,
+        "tool_call_parser": "hermes",
+        "speculative_config": speculative,
     }
     command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(target)]
-    command += ["--served-model-name", MODEL, "--host", "127.0.0.1", "--port", str(port)]
-    command += ["--dtype", "float32", "--max-model-len", str(MAX_MODEL_LEN), "--max-num-seqs", "8"]
-    command += ["--kv-cache-memory-bytes", str(256 << 20), "--block-size", "32", "--enforce-eager"]
-    command += ["--enable-auto-tool-choice", "--tool-call-parser", "hermes"]
-    command += ["--speculative-config", json.dumps(speculative)]
+    command += flags(options)
     env = {k: v for k, v in os.environ.items() if k != "VLLM_ENABLE_V1_MULTIPROCESSING"}
     with log.open("w") as f:
         server = subprocess.Popen(command, env=env, stdout=f, stderr=subprocess.STDOUT)
