@@ -8,6 +8,7 @@ changes is neither close nor rare.
 """
 
 from contextlib import contextmanager
+from unittest import mock
 
 from conftest import MODE, counters, engine, generate, prompts
 from planting import Planter, planting
@@ -117,6 +118,22 @@ def replays():
         yield seen
     finally:
         ModelCudaGraphManager.run_fullgraph = original
+
+
+@contextmanager
+def verifying(note):
+    """Calls `note(verifier, input_batch, output)` after every step that verifies trees."""
+    from vllm.v1.worker.gpu.spec_decode.ddtree.verifier import DraftTreeVerifier
+
+    original = DraftTreeVerifier.__call__
+
+    def call(self, logits, input_batch, *args, **kwargs):
+        output = original(self, logits, input_batch, *args, **kwargs)
+        note(self, input_batch, output)
+        return output
+
+    with mock.patch.object(DraftTreeVerifier, "__call__", call):
+        yield
 
 
 def sampling(temperature: float, num_tokens: int, num_prompts: int):

@@ -1,33 +1,14 @@
 """The number of nodes goes by the number of requests: a prefix of every tree is verified."""
 
-from contextlib import contextmanager
+import numpy as np
 
 from conftest import MODE, counters, engine, generate, prompts
-from lossless import Answers, assert_same, replays
+from lossless import Answers, assert_same, replays, verifying
 from planting import Planter, planting
 
 # From, to, nodes: by the number of requests in a step.
 SCHEDULE = [(1, 2, 24), (3, 5, 9), (6, 6, 1), (7, 8, 0)]
 NUM_NODES, DEPTH = 24, 7
-
-
-@contextmanager
-def verified():
-    """Yields a list with (requests, rows of each) of every step that verifies trees."""
-    from vllm.v1.worker.gpu.spec_decode.ddtree.verifier import DraftTreeVerifier
-
-    original, seen = DraftTreeVerifier.__call__, []
-
-    def call(self, logits, input_batch, *args, **kwargs):
-        starts = input_batch.cu_num_logits_np
-        seen.append((len(starts) - 1, set((starts[1:] - starts[:-1]).tolist())))
-        return original(self, logits, input_batch, *args, **kwargs)
-
-    DraftTreeVerifier.__call__ = call
-    try:
-        yield seen
-    finally:
-        DraftTreeVerifier.__call__ = original
 
 
 def test_trees_are_cut_to_what_the_batch_can_afford(models, truths):
@@ -42,10 +23,17 @@ def test_trees_are_cut_to_what_the_batch_can_afford(models, truths):
         for n in lengths
     ]
     planter = Planter({tuple(p): t for p, t in zip(ids, truth)})
+    # Requests, and rows of each, of every step that verifies trees.
+    steps: list[tuple[int, set[int]]] = []
+
+    def note(verifier, input_batch, output):
+        rows = np.diff(input_batch.cu_num_logits_np)
+        steps.append((len(rows), set(rows.tolist())))
+
     schedule = {"num_speculative_tokens_per_batch_size": SCHEDULE}
     with (
         planting(planter),
-        verified() as steps,
+        verifying(note),
         replays() as replayed,
         engine(
             models.target("llama"),

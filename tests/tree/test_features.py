@@ -167,9 +167,3 @@ def test_custom_processor_reads_a_chain(models):
         )
     assert [list(o.token_ids) for o in outputs] == list(truth.values())
     assert spec["accepted_tokens"] > spec["drafts"]
-
-
-def encode(target: str, text: str = "a") -> list[int]:
-    from transformers import AutoTokenizer
-
-    return AutoTokenizer.from_pretrained(target).encode(text)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import pytest
 
 import tiny_models
-from conftest import MODE, counters, engine
+from conftest import MODE, counters, engine, generate
 from planting import Planter, planting
 
 pytestmark = pytest.mark.exact
@@ -19,8 +19,6 @@ NUM_REQUESTS = 2000 if MODE.on_gpu else 48
 NUM_SOAK_STEPS = 10_000
 MAX_TOKENS, MAX_MODEL_LEN = 40, 256
 DEPTH = 7
-# A quarter of what eight requests may need.
-POOL = {"num_gpu_blocks_override": 1 + 8 * MAX_MODEL_LEN // 32 // 4}
 
 
 @dataclass
@@ -98,20 +96,14 @@ def run(llm, requests: list[Request]) -> int:
     return step
 
 
-def answers(llm, requests: list[Request]) -> list[list[int]]:
-    """What they get alone, to their end."""
-    prompts = [{"prompt_token_ids": r.prompt} for r in requests]
-    params = [r.params(i) for i, r in enumerate(requests)]
-    return [list(o.outputs[0].token_ids) for o in llm.generate(prompts, params, use_tqdm=False)]
-
-
 OPTIONS = dict(max_model_len=MAX_MODEL_LEN)
 TREES = OPTIONS | dict(
     enable_prefix_caching=True,
     scheduling_policy="priority",
     # Long prompts come in pieces.
     max_num_batched_tokens=128,
-    **POOL,
+    # A quarter of what eight requests may need.
+    num_gpu_blocks_override=1 + 8 * MAX_MODEL_LEN // 32 // 4,
 )
 
 
@@ -119,7 +111,8 @@ TREES = OPTIONS | dict(
 def test_random_traffic_equals_no_speculation(models, num_nodes, async_scheduling):
     requests = draw(num_nodes, NUM_REQUESTS // 2)
     with engine(models.target("qwen3"), **OPTIONS) as llm:
-        truth = answers(llm, requests)
+        alone = [r.params(i) for i, r in enumerate(requests)]
+        truth = generate(llm, [r.prompt for r in requests], alone)
     planter = Planter({tuple(r.prompt): t for r, t in zip(requests, truth)}, seed=num_nodes)
     options = TREES | dict(async_scheduling=async_scheduling, num_tokens=num_nodes)
     with planting(planter), engine(models.target("qwen3"), models.drafter(DEPTH), **options) as llm:

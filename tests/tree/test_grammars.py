@@ -11,6 +11,7 @@ import pytest
 
 import real_pair
 from conftest import counters, engine, prompts
+from lossless import verifying
 from planting import Planter, planting
 
 pytestmark = pytest.mark.exact
@@ -81,22 +82,15 @@ def tokens_of(outputs) -> list[list[int]]:
 @contextmanager
 def accepted_paths():
     """Yields a list with (parents, rows walked) of every verified tree."""
-    from vllm.v1.worker.gpu.spec_decode.ddtree.verifier import DraftTreeVerifier
+    seen = []
 
-    original, seen = DraftTreeVerifier.__call__, []
-
-    def call(self, logits, input_batch, *args, **kwargs):
-        output = original(self, logits, input_batch, *args, **kwargs)
-        tree = self.draft_tree
+    def note(verifier, input_batch, output):
+        tree = verifier.draft_tree
         for slot, n in zip(input_batch.idx_mapping.tolist(), output.num_sampled.tolist()):
             seen.append((tree.parents[slot].tolist(), tree.path[slot, 1:n].tolist()))
-        return output
 
-    DraftTreeVerifier.__call__ = call
-    try:
+    with verifying(note):
         yield seen
-    finally:
-        DraftTreeVerifier.__call__ = original
 
 
 def num_sideways(paths) -> int:

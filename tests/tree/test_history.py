@@ -7,9 +7,9 @@ emits without speculation while deep paths across the rows of a tree are accepte
 import pytest
 import torch
 
-from conftest import engine, prompts
+from conftest import engine, generate, prompts
 from planting import Planter, planting
-from test_features import DEPTH, encode
+from test_features import DEPTH
 from test_features import params as greedy
 
 pytestmark = pytest.mark.exact
@@ -20,12 +20,16 @@ def params(**options):
     return greedy(**({"max_tokens": NUM_TOKENS} | options))
 
 
+def encode(target: str, text: str = "a") -> list[int]:
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(target).encode(text)
+
+
 def run(target, drafter, requests, ids, **options):
     """Output tokens of each prompt."""
-    inputs = [{"prompt_token_ids": p} for p in ids]
     with engine(target, drafter, num_tokens=NUM_NODES, max_num_seqs=16, **options) as llm:
-        outputs = llm.generate(inputs, list(requests.values()), use_tqdm=False)
-    return [list(o.outputs[0].token_ids) for o in outputs]
+        return generate(llm, ids, list(requests.values()))
 
 
 def compare(models, requests, ids, spines=(), **options) -> dict[str, list[int]]:

@@ -33,8 +33,12 @@ def engines(run: Run, tree: int, chain: int) -> list[Child]:
             "max_model_len": MAX_MODEL_LEN,
             "gpu_memory_utilization": 0.4,  # what must be free at the start, no more
         }
-        config = {"engine": engine, "memory_share": MEMORY_SHARE, "other_bytes": OTHER_BYTES}
-        config["random_drafts"] = True
+        config = {
+            "engine": engine,
+            "memory_share": MEMORY_SHARE,
+            "other_bytes": OTHER_BYTES,
+            "random_drafts": True,
+        }
         wanted[engine_name(method, tokens)] = (WORKER, config)
     return run.start(wanted)
 
