@@ -165,10 +165,9 @@ def noisy_marginals(
         logits = original_logits(self, hidden_states, spec_step_idx)
         rows = zip(self.sample_idx_mapping.tolist(), self.sample_pos.tolist(), logits)
         for slot, position, row in rows:
-            prompt = prompts_by_slot.get(slot)
-            if prompt is None:
+            answer = continuations.get(prompt := prompts_by_slot.get(slot))
+            if answer is None:  # The engine's own, before it serves.
                 continue
-            answer = continuations[prompt]
             index = position - len(prompt)
             if not 0 <= index < len(answer):
                 continue

@@ -69,4 +69,6 @@ def test_replay_counts_what_the_engine_does(tmp_path):
             answer = answers[int(line["request"].partition("-")[0]) - first]
             at = line["position"] - len(answer.prompt)
             left = len(answer.text) - at - 1
+            if left < 0:  # Was under way when the step before it ended the answer.
+                continue
             assert min(len(line["accepted"]), left) == accepted(answer, at)

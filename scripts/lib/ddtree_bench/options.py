@@ -13,10 +13,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--quick", action="store_true", help="1 and 8 requests, contexts 512 and 8k only"
     )
-    for name, what in (("batches", "numbers of requests"), ("contexts", "contexts")):
-        parser.add_argument(
-            f"--{name}", nargs="+", type=int, metavar="N", help=f"steps at these {what} only"
-        )
+    for name, what in (
+        ("batches", "steps and the pair at these numbers of requests only"),
+        ("contexts", "steps at these contexts only"),
+    ):
+        parser.add_argument(f"--{name}", nargs="+", type=int, metavar="N", help=what)
     parser.add_argument(
         "--only",
         nargs="+",

@@ -22,7 +22,7 @@ class Run:
         work: folder for logs and configs, gone at the end unless something failed.
         results: where rows go.
         quick: whether to measure the cells of most bars only.
-        batches: numbers of requests that steps are measured at; None for all.
+        batches: numbers of requests that steps and the pair are measured at; None for all.
         contexts: their contexts, likewise.
         target: folder of the reference pair's target.
         text_file: takes what explains a miss; None to leave it out.

@@ -24,7 +24,14 @@ from .ui import result, say
 _PATCH_TESTS = "tests/v1/spec_decode/ddtree/"
 _NOTHING_SELECTED = 5  # pytest's exit status
 # Started first, or they are left alone at the end.
-_LONG = ("test_shapes.py", "test_scheduling.py", "test_trace.py", "test_features.py", "test_tau.py")
+_LONG = (
+    "test_fuzz.py",
+    "test_shapes.py",
+    "test_scheduling.py",
+    "test_trace.py",
+    "test_features.py",
+    "test_tau.py",
+)
 _PROBE = "import torch; print(torch.cuda.get_device_name(), torch.__version__)"
 # Each draws many trees for one property; under the sanitizer other tests' launches do.
 _TOO_LONG_TO_SANITIZE = "not brute_force and not num_candidates"

@@ -35,8 +35,9 @@ def measure(run: Run) -> None:
         config = {"engine": engine, "models": str(models)}
         wanted[f"pair, {engine_name(method, tokens)}"] = ("ddtree_bench.workers.pair", config)
     chain, *trees = run.start(wanted)
+    batches = [n for n in BATCHES if run.batches is None or n in run.batches]
     for temperature in TEMPERATURES:
-        for batch in (1, 8) if run.quick else BATCHES:
+        for batch in (1, 8) if run.quick else batches:
             compare(run, temperature, batch, chain, dict(zip(SIZES, trees, strict=True)))
 
 
