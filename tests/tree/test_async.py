@@ -25,6 +25,7 @@ def async_scheduling(monkeypatch):
     monkeypatch.setattr(platform, "check_and_update_config", classmethod(check_and_keep))
 
 
+@pytest.mark.feature("asynchronous scheduling")
 def test_placeholders_become_trees(models, async_scheduling):
     from vllm import SamplingParams
     from vllm.sampling_params import StructuredOutputsParams

@@ -208,7 +208,7 @@ def functions(files) -> dict[str, str]:
         source = file.read_text()
         for node in ast.parse(source).body:
             if isinstance(node, ast.FunctionDef) and any(
-                ast.unparse(d) == "triton.jit" for d in node.decorator_list
+                ast.unparse(d).startswith("triton.jit") for d in node.decorator_list
             ):
                 first = node.decorator_list[0].lineno
                 found[node.name] = "\n".join(source.splitlines()[first - 1 : node.end_lineno])
@@ -270,7 +270,7 @@ def compile_all(capability: int) -> None:
             attrs = {
                 (i,): [["tt.divisibility", 16]]
                 for i, (argument, kind) in enumerate(signature.items())
-                if kind.startswith("*") or "stride" in argument
+                if kind.startswith("*") or ("stride" in argument and "lse" not in argument)
             }
             compiled = triton.compile(
                 ASTSource(function, signature, constants, attrs),

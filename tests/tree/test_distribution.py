@@ -8,11 +8,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from scipy.stats import chisquare
 
-from conftest import engine, generate, prompts
+from conftest import MODE, engine, generate, prompts
 from planting import Planter, planting
 
 pytestmark = pytest.mark.exact
-DRAWS = 4000
+# In the interpreter a draw takes a tenth of a second.
+DRAWS = 4000 if MODE.on_gpu else 1200
 LENGTH = 3
 # Likeliest tokens looked at in each position; all others are one cell.
 WIDTH = 4
@@ -66,7 +67,7 @@ def test_first_tokens_follow_the_target(models):
         expected = longer
     # Cells too rare for the test's approximation are left to the rest.
     expected = {tokens: DRAWS * p for tokens, p in expected.items() if DRAWS * p >= 5}
-    assert len(expected) > 20, len(expected)
+    assert len(expected) > DRAWS // 200, len(expected)
 
     likely = sorted({token for tokens in expected for token in tokens})
     options = dict(num_tokens=2, max_num_seqs=100, max_model_len=32)

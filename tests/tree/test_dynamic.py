@@ -1,6 +1,7 @@
 """The number of nodes goes by the number of requests: a prefix of every tree is verified."""
 
 import numpy as np
+import pytest
 
 from conftest import MODE, counters, engine, generate, prompts
 from lossless import Answers, assert_same, replays, verifying
@@ -11,6 +12,7 @@ SCHEDULE = [(1, 2, 24), (3, 5, 9), (6, 6, 1), (7, 8, 0)]
 NUM_NODES, DEPTH = 24, 7
 
 
+@pytest.mark.feature("num_speculative_tokens_per_batch_size")
 def test_trees_are_cut_to_what_the_batch_can_afford(models, truths):
     from vllm import SamplingParams
 

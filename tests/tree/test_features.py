@@ -1,13 +1,12 @@
 """Sampling features give with trees what they give without speculation.
 
 Their history is a row's ancestors (test_history.py), grammars are walked over the tree
-(test_grammars.py); custom logits processors that read drafts as a chain get the spine alone.
+(test_grammars.py).
 """
 
 import math
 
 import pytest
-import torch
 
 from conftest import counters, engine, prompts
 from planting import Planter, planting
@@ -64,6 +63,7 @@ def run(target, drafter, requests, ids, planter=None, **options):
         return outputs, (counters(llm) if drafter else None)
 
 
+@pytest.mark.feature("greedy and seeded sampling, top-k, top-p", "min_tokens")
 def test_features_in_one_batch(models):
     """Every feature at once: trees and spines of different requests in one step."""
     target, tuned = models.target("qwen3"), requests()
@@ -112,6 +112,7 @@ def test_features_keep_their_trees(models):
     }
 
 
+@pytest.mark.feature("logprobs and prompt_logprobs, raw and processed")
 @pytest.mark.parametrize("mode", ["raw_logprobs", "processed_logprobs"])
 def test_logprobs_follow_the_path(models, mode):
     """Of the accepted rows, wherever in the tree they stand."""
@@ -136,34 +137,3 @@ def test_logprobs_follow_the_path(models, mode):
             for token in want:
                 assert math.isclose(got[token].logprob, want[token].logprob, abs_tol=1e-3)
                 assert got[token].rank == want[token].rank
-
-
-def test_custom_processor_reads_a_chain(models):
-    """A processor that takes a row's history from the rows above it finds it there."""
-    from vllm.v1.worker.gpu.sample.logits_processor.interface import LogitsProcessor
-
-    class BarLastThree(LogitsProcessor):
-        def __init__(self, vllm_config, req_states):
-            self.req_states = req_states
-
-        def apply(self, logits: torch.Tensor, ctx) -> torch.Tensor:
-            for row in range(len(logits)):
-                slot, offset = int(ctx.expanded_idx_mapping[row]), int(ctx.expanded_local_pos[row])
-                length = int(self.req_states.total_len.gpu[slot])
-                history = self.req_states.all_token_ids.gpu[slot, :length].tolist()
-                history += ctx.input_ids[row - offset + 1 : row + 1].tolist()
-                logits[row, history[-3:]] = -math.inf
-            return logits
-
-    target = models.target("qwen3")
-    tuned = {"a": params(), "b": params(temperature=1.0, seed=5)}
-    ids = prompts((12, 40))
-    expected, _ = run(target, None, tuned, ids, logits_processors=[BarLastThree])
-    truth = {tuple(p): list(o.token_ids) for p, o in zip(ids, expected)}
-    assert all(len(set(t[i : i + 4])) == 4 for t in truth.values() for i in range(NUM_TOKENS - 3))
-    with planting(Planter(truth)):
-        outputs, spec = run(
-            target, models.drafter(DEPTH), tuned, ids, logits_processors=[BarLastThree]
-        )
-    assert [list(o.token_ids) for o in outputs] == list(truth.values())
-    assert spec["accepted_tokens"] > spec["drafts"]

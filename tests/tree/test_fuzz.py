@@ -107,6 +107,7 @@ TREES = OPTIONS | dict(
 )
 
 
+@pytest.mark.feature("priority scheduling")
 @pytest.mark.parametrize("num_nodes, async_scheduling", [(16, True), (33, False)])
 def test_random_traffic_equals_no_speculation(models, num_nodes, async_scheduling):
     requests = draw(num_nodes, NUM_REQUESTS // 2)

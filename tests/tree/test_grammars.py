@@ -114,6 +114,10 @@ def assert_valid(llm, outputs) -> None:
             assert text in CHOICES
 
 
+@pytest.mark.feature("structured output: JSON schema, regex, choice, grammars (xgrammar, guidance)")
+@pytest.mark.feature(
+    "grammars above draft_tree_max_grammar_ms", falls_back="the host would hold the step up"
+)
 def test_both_backends_mask_every_path(models):
     """Planted trees: the truth lies sideways among drafts that grammars refuse."""
     target, tuned = models.target("qwen3"), requests()
@@ -180,6 +184,7 @@ def test_a_bad_grammar_fails_alone(models, monkeypatch):
         assert tokens_of(others) == tokens_of(good)
 
 
+@pytest.mark.feature("tool calls and reasoning, streamed")
 def test_real_drafts_in_a_stream():
     """A drafter that predicts, prose and tool calls; what streams is what arrives."""
     import eval_prompts

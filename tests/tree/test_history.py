@@ -60,6 +60,13 @@ def compare(models, requests, ids, spines=(), **options) -> dict[str, list[int]]
     return truth
 
 
+@pytest.mark.feature(
+    "presence, frequency and repetition penalties",
+    "bad words",
+    "allowed_token_ids",
+    "logit_bias and min_p",
+    "thinking budgets",
+)
 def test_builtin_features(models):
     """Each alone, all together, greedy and sampled, beside plain requests in one batch."""
     from vllm.config.reasoning import ReasoningConfig
@@ -97,6 +104,10 @@ def test_builtin_features(models):
     assert end in truth["budget"] and len(truth["all"]) >= 12
 
 
+@pytest.mark.feature("custom logits processors with supports_draft_tree")
+@pytest.mark.feature(
+    "custom logits processors without it", falls_back="they take the rows above one for its history"
+)
 def test_custom_processors(models):
     """One that follows parents gets trees; one that does not, a chain where it is asked for."""
     from vllm.v1.worker.gpu.sample.logits_processor import LogitsProcessor

@@ -27,6 +27,7 @@ def truth_of(target, ids, max_tokens=64):
         return answer(llm, ids, params(max_tokens))
 
 
+@pytest.mark.feature("chunked prefill")
 def test_chunked_prefill_while_trees_decode(models, target):
     """Prompts arrive in chunks of 64 tokens between other requests' verify rows."""
     ids = prompts((5, 200, 33, 300, 64, 150))
@@ -40,6 +41,7 @@ def test_chunked_prefill_while_trees_decode(models, target):
         assert_same(generate(llm, ids, params()), truth)
 
 
+@pytest.mark.feature("preemption")
 def test_preemption_with_few_blocks(models, target):
     """Too few KV blocks for all: requests are preempted in mid-decode and resumed."""
     ids = prompts((100, 90, 80, 70), seed=1)
@@ -55,6 +57,7 @@ def test_preemption_with_few_blocks(models, target):
         assert preemptions[0] > 0
 
 
+@pytest.mark.feature("aborts")
 def test_abort_in_mid_decode(models, target):
     """An aborted request leaves nothing behind that another one could read."""
     ids = prompts((40, 64, 90), seed=2)
@@ -79,6 +82,7 @@ def test_abort_in_mid_decode(models, target):
             assert_same([finished[request_ids[i]] for i in others], truth.of(*others))
 
 
+@pytest.mark.feature("prefix caching")
 @pytest.mark.exact
 def test_prefix_cache_cold_equals_warm(models, target):
     """Blocks filled by accepted paths are what a prefill would have filled."""

@@ -104,6 +104,7 @@ def chat(client, question: str, **options):
     return client.chat.completions.create(model=MODEL, messages=ask(question), **options)
 
 
+@pytest.mark.feature("streaming")
 def test_a_stream_is_the_answer_in_order(client):
     whole = chat(client, "Count from one to ten.", logprobs=True, top_logprobs=2)
     choice = whole.choices[0]
@@ -132,6 +133,7 @@ def test_a_stream_is_the_answer_in_order(client):
     assert usage.completion_tokens == whole.usage.completion_tokens
 
 
+@pytest.mark.feature("n and echo")
 def test_completions_echo_and_several_choices(client):
     prompt = "The capital of France is"
     options = dict(model=MODEL, prompt=prompt, max_tokens=8, temperature=0.0)

@@ -73,6 +73,7 @@ def test_max_tokens_at_every_offset(planted, truth, ids, max_tokens):
     assert outputs == [t[:max_tokens] for t in truth]
 
 
+@pytest.mark.feature("stop strings and tokens")
 def test_stop_string_at_every_path_position(planted, stop_strings, ids):
     """The text up to a stop string is the same as without speculation."""
     inputs = [{"prompt_token_ids": p} for p in ids]

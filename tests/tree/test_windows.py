@@ -9,6 +9,7 @@ import pytest
 from lossless import assert_accepted, run_planted
 
 
+@pytest.mark.feature("sliding windows")
 @pytest.mark.parametrize("temperature, num_nodes, depth", [(0.0, 33, 15), (1.0, 16, 7)])
 def test_windows_by_depth(models, truths, temperature, num_nodes, depth):
     truth = truths("windowed", temperature)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from . import refresh, series
+from . import features, refresh, series
 from .apply import commit_patches, expect_tree
 from .errors import CHECK_FAILED, StackError
 from .export import export
@@ -56,6 +56,8 @@ def quick(stack: Stack) -> list[Patch]:
     readme = stack.patches / "README.md"
     if not readme.is_file() or readme.read_text() != want:
         raise _fail("patches/README.md does not fit the headers", [], "scripts/refresh.sh")
+    if features.in_readme(stack) not in (None, stack.readme.read_text()):
+        raise _fail("README's table does not fit the tests", [], "scripts/refresh.sh")
     if stack.pin_file.read_text() != stack.pin.render():
         raise _fail("upstream/pin.toml was edited by hand", [], "git checkout upstream/pin.toml")
     style(stack)

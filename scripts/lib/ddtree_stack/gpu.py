@@ -135,17 +135,22 @@ def patch_tests(stack: Stack, folder: Path) -> list[Path]:
 
     From the patches, so that neither git nor upstream's tree is needed.
     """
+    files = added_files(stack, _PATCH_TESTS)
+    for path, text in files.items():
+        (folder / path.removeprefix(_PATCH_TESTS)).write_text(text)
+    return sorted(folder / f for path in files if (f := Path(path).name).startswith("test_"))
+
+
+def added_files(stack: Stack, prefix: str) -> dict[str, str]:
+    """Python files that the patches add at this path or below it, as the last patch leaves them."""
     found: dict[str, list[str]] = {}
     for name in stack.series_file.read_text().split():
         for part in (stack.patches / name).read_text().split("\ndiff --git ")[1:]:
             head, *hunks = re.split(r"\n@@ -", part)
             path = head.split("\n", 1)[0].rpartition(" b/")[2]
-            if path.startswith(_PATCH_TESTS) and path.endswith(".py"):
-                file = path.removeprefix(_PATCH_TESTS)
-                found[file] = _patched(found.get(file, []), hunks)
-    for file, lines in found.items():
-        (folder / file).write_text("".join(f"{line}\n" for line in lines))
-    return sorted(folder / file for file in found if file.startswith("test_"))
+            if path.startswith(prefix) and path.endswith(".py"):
+                found[path] = _patched(found.get(path, []), hunks)
+    return {path: "".join(f"{line}\n" for line in lines) for path, lines in found.items()}
 
 
 def _patched(old: list[str], hunks: list[str]) -> list[str]:

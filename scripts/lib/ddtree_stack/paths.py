@@ -39,6 +39,10 @@ class Stack:
         return self.patches / "series"
 
     @property
+    def readme(self) -> Path:
+        return self.root / "README.md"
+
+    @property
     def pin_file(self) -> Path:
         return self.root / "upstream" / "pin.toml"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from . import apply as applying
-from . import series, state
+from . import features, series, state
 from .errors import CHECK_FAILED, UNSAVED, StackError
 from .export import export
 from .fetch import BASE
@@ -124,6 +124,8 @@ def refresh(stack: Stack, check: bool = False) -> list[str]:
             stack.__dict__.pop("pin", None)
     state.save(git, state.Saved(git.out("rev-parse", "HEAD"), state.digests(patches)))
     applying.tag(stack, git)
+    if readme := features.in_readme(stack):
+        stack.readme.write_text(readme)
     for line in series.check_headers(patches):
         say(f"warning: {line}")
     return difference.files
