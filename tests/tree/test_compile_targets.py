@@ -138,18 +138,17 @@ def attention_cases(rows: int, words: int, capability: int) -> dict[str, tuple[s
     }
     found = {
         "_combine_splits_kernel": (
-            "*bf16 i32 i32 *fp32 *fp32 *i32 *i32 *i32 i32 i32 i32",
-            dict(H=32, HEAD=128, PADDED=128, WINDOW=0, TREE_ONLY=False)
-            | dict(BLOCK_N=tiles.block_n, BLOCK_H=4),
+            "*bf16 i32 i32 *fp32 *fp32 *i32 *i32 *i32 i32 i32 i32 i32",
+            dict(H=32, HEAD=128, PADDED=128, WINDOW=0) | dict(BLOCK_N=tiles.block_n, BLOCK_H=4),
         )
     }
     for name, (constants, q, kv, extra) in variants.items():
         cache = f"{kv} {kv} i32 i32 i32 *i32 i32 *i32 *i32 *i32 *i32"
         found["_tree_attention_kernel" + name] = (
-            f"*bf16 i32 i32 *fp32 *fp32 {q} i32 i32 {cache} *i32{extra} i32 i32 i32 i32 fp32 fp32",
+            f"*bf16 i32 i32 *fp32 *fp32 {q} i32 i32 {cache} *i32{extra} i32 i32 i32 i32 i32 fp32 fp32",
             constants
             | shape
-            | dict(W=words, H=32, TREE_ONLY=False, PRECISION="tf32")
+            | dict(W=words, H=32, PRECISION="tf32")
             | dict(BLOCK_M=tiles.block_m, BLOCK_N=tiles.block_n),
         )
         if name == " window":
