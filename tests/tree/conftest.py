@@ -163,10 +163,15 @@ def engine(
             cleanup_dist_env_and_memory()
 
 
-def generate(llm, prompt_ids: list[list[int]], params) -> list[list[int]]:
+def inputs(prompts: list[list[int] | dict]) -> list[dict]:
+    """Prompts as vLLM takes them, which those that are not plain tokens are already."""
+    return [p if isinstance(p, dict) else {"prompt_token_ids": p} for p in prompts]
+
+
+def generate(llm, prompts: list[list[int] | dict], params, **options) -> list[list[int]]:
     """Output tokens of each prompt; `params` is one for all or a list."""
-    inputs = [{"prompt_token_ids": p} for p in prompt_ids]
-    return [list(o.outputs[0].token_ids) for o in llm.generate(inputs, params, use_tqdm=False)]
+    outputs = llm.generate(inputs(prompts), params, use_tqdm=False, **options)
+    return [list(o.outputs[0].token_ids) for o in outputs]
 
 
 def counters(llm) -> dict[str, float]:

@@ -10,7 +10,7 @@ changes is neither close nor rare.
 from contextlib import contextmanager
 from unittest import mock
 
-from conftest import MODE, counters, engine, generate, prompts
+from conftest import MODE, counters, engine, generate, inputs, prompts
 from planting import Planter, planting
 
 
@@ -32,39 +32,50 @@ class Answers(list):
 
     Attributes:
         likely: for each prompt and position the likeliest tokens and their log-probabilities;
-            None for a prompt that samples, and where the mode is exact.
+            None for a prompt that samples, and where the engine is exact.
+        exact: trees must give the very same tokens, at near-ties too.
 
     """
 
-    def __init__(self, tokens: list[list[int]], likely: list[list[dict[int, float]] | None]):
+    def __init__(
+        self,
+        tokens: list[list[int]],
+        likely: list[list[dict[int, float]] | None],
+        exact: bool = MODE.exact,
+    ):
         super().__init__(tokens)
         self.likely = likely
+        self.exact = exact
 
     def cut(self, num_tokens: int) -> "Answers":
         """The same with shorter outputs."""
-        return Answers([t[:num_tokens] for t in self], self.likely)
+        return Answers([t[:num_tokens] for t in self], self.likely, self.exact)
 
     def of(self, *prompts: int) -> "Answers":
         """Those of some prompts."""
-        return Answers([self[i] for i in prompts], [self.likely[i] for i in prompts])
+        return Answers([self[i] for i in prompts], [self.likely[i] for i in prompts], self.exact)
 
 
-def answer(llm, prompt_ids: list[list[int]], params) -> Answers:
+def answer(
+    llm, prompts: list[list[int] | dict], params, exact: bool = MODE.exact, **options
+) -> Answers:
     """What an engine without speculation emits; `params` is one for all or a list."""
-    if MODE.exact:
-        return Answers(generate(llm, prompt_ids, params), [None] * len(prompt_ids))
+    if exact:
+        tokens = generate(llm, prompts, params, **options)
+        return Answers(tokens, [None] * len(prompts), exact)
     if not isinstance(params, list):
-        params = [params] * len(prompt_ids)
+        params = [params] * len(prompts)
     params = [p.clone() for p in params]
     for p in params:
         p.logprobs = 8
-    inputs = [{"prompt_token_ids": p} for p in prompt_ids]
-    outputs = [o.outputs[0] for o in llm.generate(inputs, params, use_tqdm=False)]
+    outputs = [
+        o.outputs[0] for o in llm.generate(inputs(prompts), params, use_tqdm=False, **options)
+    ]
     likely = [
         None if p.temperature else [{t: at.logprob for t, at in row.items()} for row in o.logprobs]
         for p, o in zip(params, outputs)
     ]
-    return Answers([list(o.token_ids) for o in outputs], likely)
+    return Answers([list(o.token_ids) for o in outputs], likely, exact)
 
 
 def differences(outputs: list[list[int]], answers: Answers) -> tuple[list[float], int]:
@@ -85,8 +96,8 @@ def differences(outputs: list[list[int]], answers: Answers) -> tuple[list[float]
 
 
 def assert_same(outputs: list[list[int]], answers: Answers) -> None:
-    """With trees the engine emitted what it emits without, near-ties of the mode aside."""
-    if MODE.exact:
+    """With trees the engine emitted what it emits without, near-ties aside unless exact."""
+    if answers.exact:
         assert outputs == answers
         return
     margins, compared = differences(outputs, answers)

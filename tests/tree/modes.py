@@ -82,6 +82,7 @@ _ALL = (
     "test_real_pair.py",
     "test_serve.py",
     "test_stops.py",
+    "test_targets.py",
     "test_tau.py",
     "test_trace.py",
 )

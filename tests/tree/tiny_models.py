@@ -1,7 +1,9 @@
 """Tiny random checkpoints: targets and DFlash drafters that start in seconds."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -11,8 +13,14 @@ from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
     PreTrainedTokenizerFast,
+    Qwen2_5_VLConfig,
+    Qwen2_5_VLForConditionalGeneration,
     Qwen3Config,
     Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+    Qwen3VLConfig,
+    Qwen3VLForConditionalGeneration,
 )
 
 VOCAB = 512
@@ -32,7 +40,16 @@ _TARGETS = {
     "qwen3": (Qwen3Config, Qwen3ForCausalLM, {}),
     "llama": (LlamaConfig, LlamaForCausalLM, {}),
     "windowed": (LlamaConfig, LlamaForCausalLM, _WINDOWS),
+    "qwen3-moe": (
+        Qwen3MoeConfig,
+        Qwen3MoeForCausalLM,
+        {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": HIDDEN},
+    ),
 }
+
+# Of what a picture becomes in a prompt, in the tokenizer's last places before the mask's.
+VISION_TOKENS = ["<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"]
+VISION_START, VISION_END, IMAGE_PAD, VIDEO_PAD = range(VOCAB - 5, VOCAB - 1)
 
 
 def make_target(
@@ -40,50 +57,140 @@ def make_target(
 ) -> Path:
     """Write a random target to `folder`.
 
-    `architecture` is 'qwen3', 'llama' or 'windowed': a Llama half of whose layers look back
-    WINDOW tokens only.
+    `architecture` is 'qwen3', 'qwen3-moe', 'llama' or 'windowed': a Llama half of whose layers
+    look back WINDOW tokens only.
 
     Weights are larger than an initialiser's, so that the greedy continuation depends on
     the context instead of falling into a loop at once.
     """
     config_class, model_class, settings = _TARGETS[architecture]
-    config = config_class(
-        vocab_size=VOCAB,
-        hidden_size=HIDDEN,
-        intermediate_size=2 * HIDDEN,
-        num_hidden_layers=LAYERS,
-        num_attention_heads=HEADS,
-        num_key_value_heads=KV_HEADS,
-        head_dim=head_dim,
-        max_position_embeddings=MAX_POSITIONS,
-        tie_word_embeddings=False,
-        initializer_range=0.2,
-        bos_token_id=1,
-        eos_token_id=2,
-        **settings,
-        **overrides,
-    )
-    config.torch_dtype = dtype
-    torch.manual_seed(0)
-    model = model_class(config).to(getattr(torch, dtype))
-    model.save_pretrained(folder)
+    config = config_class(**_text_config(head_dim) | settings | overrides)
+    _save_random(folder, model_class, config, dtype)
     make_tokenizer().save_pretrained(folder)
     return folder
 
 
-def make_tokenizer() -> PreTrainedTokenizerFast:
-    """A byte-level tokenizer with one token for each byte and some pairs of letters."""
+def _text_config(head_dim: int) -> dict[str, Any]:
+    return {
+        "vocab_size": VOCAB,
+        "hidden_size": HIDDEN,
+        "intermediate_size": 2 * HIDDEN,
+        "num_hidden_layers": LAYERS,
+        "num_attention_heads": HEADS,
+        "num_key_value_heads": KV_HEADS,
+        "head_dim": head_dim,
+        "max_position_embeddings": MAX_POSITIONS,
+        "tie_word_embeddings": False,
+        "initializer_range": 0.2,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+    }
+
+
+def _save_random(folder: Path, model_class: type, config: Any, dtype: str) -> None:
+    config.torch_dtype = dtype
+    torch.manual_seed(0)
+    model_class(config).to(getattr(torch, dtype)).save_pretrained(folder)
+
+
+def mrope_parameters(head_dim: int, interleaved: bool = True) -> dict[str, Any]:
+    """Rope whose frequencies belong to time, height and width."""
+    narrow = head_dim // 6
+    return {
+        "rope_type": "default",
+        "rope_theta": 10000.0,
+        "mrope_section": [head_dim // 2 - 2 * narrow, narrow, narrow],
+        "mrope_interleaved": interleaved,
+    }
+
+
+def make_vision_target(
+    folder: Path, architecture: str, dtype: str = "float32", head_dim: int = HEAD_DIM
+) -> Path:
+    """Write a random 'qwen3-vl' or 'qwen2.5-vl' and its processor to `folder`.
+
+    An image's token stands for 8 x 8 pixels. Needs torchvision, as the models in vLLM do.
+    """
+    qwen3 = architecture == "qwen3-vl"
+    text = _text_config(head_dim)
+    if not qwen3:
+        text["hidden_size"] = HEADS * text.pop("head_dim")
+    text["rope_parameters"] = mrope_parameters(head_dim, interleaved=qwen3)
+    vision = {
+        "depth": 2,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_heads": 2,
+        "patch_size": 4,
+        "spatial_merge_size": 2,
+        "temporal_patch_size": 2,
+        "out_hidden_size": text["hidden_size"],
+        "initializer_range": 0.2,
+    }
+    vision |= (
+        {"deepstack_visual_indexes": [0, 1], "num_position_embeddings": 16}
+        if qwen3
+        else {"window_size": 16, "fullatt_block_indexes": [1]}
+    )
+    config_class, model_class = (
+        (Qwen3VLConfig, Qwen3VLForConditionalGeneration)
+        if qwen3
+        else (Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration)
+    )
+    config = config_class(
+        text_config=text,
+        vision_config=vision,
+        tie_word_embeddings=False,
+        vision_start_token_id=VISION_START,
+        vision_end_token_id=VISION_END,
+        image_token_id=IMAGE_PAD,
+        video_token_id=VIDEO_PAD,
+    )
+    _save_random(folder, model_class, config, dtype)
+    tokenizer = make_tokenizer(VISION_TOKENS)
+    patches = {"patch_size": 4, "merge_size": 2, "temporal_patch_size": 2}
+    pixels = {"size": {"shortest_edge": 64, "longest_edge": 4096}}
+    if qwen3:
+        from transformers import Qwen2VLImageProcessor, Qwen3VLProcessor, Qwen3VLVideoProcessor
+
+        processor = Qwen3VLProcessor(
+            Qwen2VLImageProcessor(**patches, **pixels),
+            tokenizer,
+            Qwen3VLVideoProcessor(**patches, **pixels),
+        )
+    else:
+        from transformers import (
+            Qwen2_5_VLProcessor,
+            Qwen2VLImageProcessor,
+            Qwen2VLVideoProcessor,
+        )
+
+        processor = Qwen2_5_VLProcessor(
+            Qwen2VLImageProcessor(**patches, **pixels),
+            tokenizer,
+            Qwen2VLVideoProcessor(**patches, **pixels),
+        )
+    processor.save_pretrained(folder)
+    return folder
+
+
+def make_tokenizer(special: Sequence[str] = ()) -> PreTrainedTokenizerFast:
+    """A byte-level tokenizer with one token for each byte and some pairs of letters.
+
+    `special` tokens get its last places, the mask's excepted.
+    """
     tokens = ["<pad>", "<bos>", "<eos>", *sorted(pre_tokenizers.ByteLevel.alphabet())]
     letters = "abcdefghijklmnop"
-    merges = [(a, b) for a in letters for b in letters][: VOCAB - 1 - len(tokens)]
-    tokens += [a + b for a, b in merges]
+    num_merges = VOCAB - 1 - len(tokens) - len(special)
+    merges = [(a, b) for a in letters for b in letters][:num_merges]
+    tokens += [*(a + b for a, b in merges), *special]
     tokenizer = Tokenizer(BPE({token: i for i, token in enumerate(tokens)}, merges))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     fast = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, bos_token="<bos>", eos_token="<eos>", pad_token="<pad>"
     )
-    fast.add_special_tokens({"additional_special_tokens": ["<mask>"]})
+    fast.add_special_tokens({"additional_special_tokens": [*special, "<mask>"]})
     assert fast.convert_tokens_to_ids("<mask>") == MASK_TOKEN_ID
     return fast
 
