@@ -150,12 +150,16 @@ def engine(
         seed=0,
     )
     defaults |= MODE.options
+    # vLLM collects garbage some ten times at each start: leave out what is there already.
+    gc.collect()
+    gc.freeze()
     llm = LLM(target, speculative_config=speculative_config or None, **(defaults | options))
     try:
         yield llm
     finally:
         llm.llm_engine.engine_core.shutdown()
         del llm
+        gc.unfreeze()
         gc.collect()
         if MODE.on_gpu:
             from vllm.distributed import cleanup_dist_env_and_memory
