@@ -119,6 +119,7 @@ LORA = {"enable_lora": True, "max_loras": 3, "max_lora_rank": 8}
 NO_FP8 = "the CPU's kernels for fp8 need AMX"
 TARGETS = {
     "MoE": Target(plain("qwen3-moe")),
+    "Transformers backend": Target(plain("olmo2")),
     "LoRA": Target(plain("qwen3"), options=LORA, adapters=True),
     "M-RoPE": Target(make_mrope, options={"hf_overrides": {"architectures": ["Qwen3WithMRoPE"]}}),
     "Qwen3-VL": vision("qwen3-vl"),
@@ -249,3 +250,16 @@ def test_trees_equal_no_speculation(name, tmp_path):
 
         drafter_modules = planter.speculator.model.modules()
         assert not any(isinstance(m, BaseLayerWithLoRA) for m in drafter_modules)
+
+
+REFUSED = {"no hidden states of its layers": ("mixtral", "MixtralForCausalLM.*Use method")}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused_at_startup(name, models):
+    architecture, told = REFUSED[name]
+    with (
+        pytest.raises(ValueError, match=told),
+        engine(models.target(architecture), models.drafter(DEPTH), num_tokens=NUM_NODES),
+    ):
+        pass

@@ -12,6 +12,10 @@ from tokenizers.models import BPE
 from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
+    Olmo2Config,
+    Olmo2ForCausalLM,
     PreTrainedTokenizerFast,
     Qwen2_5_VLConfig,
     Qwen2_5_VLForConditionalGeneration,
@@ -40,6 +44,8 @@ _TARGETS = {
     "qwen3": (Qwen3Config, Qwen3ForCausalLM, {}),
     "llama": (LlamaConfig, LlamaForCausalLM, {}),
     "windowed": (LlamaConfig, LlamaForCausalLM, _WINDOWS),
+    "olmo2": (Olmo2Config, Olmo2ForCausalLM, {}),
+    "mixtral": (MixtralConfig, MixtralForCausalLM, {}),
     "qwen3-moe": (
         Qwen3MoeConfig,
         Qwen3MoeForCausalLM,
@@ -57,8 +63,8 @@ def make_target(
 ) -> Path:
     """Write a random target to `folder`.
 
-    `architecture` is 'qwen3', 'qwen3-moe', 'llama' or 'windowed': a Llama half of whose layers
-    look back WINDOW tokens only.
+    `architecture` is 'qwen3', 'qwen3-moe', 'llama', 'olmo2', 'mixtral' or 'windowed': a Llama half
+    of whose layers look back WINDOW tokens only.
 
     Weights are larger than an initialiser's, so that the greedy continuation depends on
     the context instead of falling into a loop at once.
