@@ -39,7 +39,7 @@ PROMPT_LENGTHS = (1, 5, 31, 32, 33, 64, 97, 130)
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "gpu: needs a CUDA device")
-    config.addinivalue_line("markers", "feature(names, falls_back): a row of README's table")
+    config.addinivalue_line("markers", "feature(names, keys, falls_back): a row of README's table")
     config.addinivalue_line("markers", "exact: compares tokens, which needs float32 throughout")
 
 

@@ -118,10 +118,12 @@ def make_mrope(folder: Path) -> None:
 LORA = {"enable_lora": True, "max_loras": 3, "max_lora_rank": 8}
 NO_FP8 = "the CPU's kernels for fp8 need AMX"
 TARGETS = {
-    "MoE": Target(plain("qwen3-moe")),
+    "MoE targets": Target(plain("qwen3-moe")),
     "Transformers backend": Target(plain("olmo2")),
-    "LoRA": Target(plain("qwen3"), options=LORA, adapters=True),
-    "M-RoPE": Target(make_mrope, options={"hf_overrides": {"architectures": ["Qwen3WithMRoPE"]}}),
+    "LoRA on the target": Target(plain("qwen3"), options=LORA, adapters=True),
+    "M-RoPE targets": Target(
+        make_mrope, options={"hf_overrides": {"architectures": ["Qwen3WithMRoPE"]}}
+    ),
     "Qwen3-VL": vision("qwen3-vl"),
     "Qwen2.5-VL": vision("qwen2.5-vl"),
     "compressed-tensors W8A8": quantized("compressed-tensors W8A8"),
@@ -169,7 +171,7 @@ def make_image(height: int, width: int, seed: int):
 
 
 def make_adapter(folder: Path, number: int, rank: int = 4):
-    """Write a LoRA adapter of attention, MLP, embedding and head; returns its request."""
+    """Write a LoRA adapter of attention, MLP and head; returns its request."""
     from vllm.lora.request import LoRARequest
 
     generator = torch.Generator().manual_seed(number)
@@ -209,6 +211,7 @@ class Watcher(Planter):
         super().plant(speculator, input_batch)
 
 
+@pytest.mark.feature(keys="TARGETS")
 @pytest.mark.parametrize("name", TARGETS)
 def test_trees_equal_no_speculation(name, tmp_path):
     target = TARGETS[name]

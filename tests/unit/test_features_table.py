@@ -19,6 +19,11 @@ def test_a(): ...
 @pytest.mark.parametrize("x", [pytest.param(1, marks=pytest.mark.feature("cherries"))])
 @pytest.mark.feature("dates", falls_back="they are dry")
 def test_b(x): ...
+
+FIGS = {"figs": 1, "grapes": 2}
+
+@pytest.mark.feature(keys="FIGS")
+def test_c(): ...
 """
 CONFIG = """
 def verify(n):
@@ -52,7 +57,7 @@ def test_rows_are_what_tests_and_refusals_say(stack):
     assert features.table(stack).splitlines() == [
         "| | with trees |",
         "| --- | --- |",
-        "| Apples, green; bananas; cherries | work |",
+        "| Apples, green; bananas; cherries; figs; grapes | work |",
         "| dates | the spine of its tree: they are dry |",
         "| eggs > 1 | refused: they break; use no eggs, or a chain |",
         "| flour=... | refused: too fine; use a chain |",

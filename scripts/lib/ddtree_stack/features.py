@@ -2,6 +2,7 @@
 
 What works is what tests say they show: `pytest.mark.feature("NAME", ...)` on a test of tests/tree,
 or on one of its parameters; with `falls_back="WHY"` the request keeps to the spine of its tree.
+`keys="TABLE"` adds the keys of a dictionary of the file, which the test runs through.
 What is refused is what vllm/config/ddtree.py refuses, and a test of the patches must say so.
 """
 
@@ -67,10 +68,18 @@ def table(stack: Stack) -> str:
 
 def marks(source: str) -> Iterator[tuple[list[str], str | None]]:
     """Names of each `pytest.mark.feature(...)`, and why the request falls back if it does."""
-    for node in ast.walk(ast.parse(source)):
+    tree = ast.parse(source)
+    tables = {
+        ast.unparse(node.targets[0]): [ast.literal_eval(key) for key in node.value.keys if key]
+        for node in tree.body
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Dict)
+    }
+    for node in ast.walk(tree):
         if isinstance(node, ast.Call) and ast.unparse(node.func) == "pytest.mark.feature":
-            (why,) = [ast.literal_eval(k.value) for k in node.keywords] or [None]
-            yield [ast.literal_eval(name) for name in node.args], why
+            options = {k.arg: ast.literal_eval(k.value) for k in node.keywords}
+            names = [ast.literal_eval(name) for name in node.args]
+            names += tables[options["keys"]] if "keys" in options else []
+            yield names, options.get("falls_back")
 
 
 def refusals(source: str) -> Iterator[tuple[str, str, str]]:
