@@ -79,6 +79,7 @@ _ALL = (
     "test_grammars.py",
     "test_history.py",
     "test_pairing.py",
+    "test_parallel.py",
     "test_real_pair.py",
     "test_serve.py",
     "test_stops.py",

@@ -1,0 +1,65 @@
+"""Tensor parallelism: every rank builds, samples and walks trees itself, and all agree."""
+
+import pytest
+import torch
+
+from conftest import MODE, counters, engine, generate, prompts
+from lossless import sampling
+
+pytestmark = [
+    pytest.mark.exact,
+    pytest.mark.skipif(MODE.on_gpu and torch.cuda.device_count() < 2, reason="needs two GPUs"),
+]
+RANKS, NUM_NODES, DEPTH, NUM_TOKENS = 2, 16, 7, 48
+
+
+@pytest.fixture(scope="module")
+def requests(truths):
+    """Prompts, parameters and what one rank emits: greedy and with a seed, in turn."""
+    ids = prompts()
+    params, truth = [], []
+    for i in range(len(ids)):
+        temperature = float(i % 2)
+        params.append(sampling(temperature, NUM_TOKENS, len(ids))[i])
+        truth.append(truths("qwen3", temperature)[i][:NUM_TOKENS])
+    return ids, params, truth
+
+
+@pytest.fixture(scope="module")
+def llm(models, requests):
+    # Once the truths are known: an engine that starts takes the metrics of others away.
+    with engine(
+        models.target(),
+        models.drafter(DEPTH),
+        num_tokens=NUM_NODES,
+        speculative_config={"draft_tree_check_ranks": True},
+        tensor_parallel_size=RANKS,
+        distributed_executor_backend="mp",
+        worker_extension_cls="tree_worker.TreeWorker",
+    ) as llm:
+        yield llm
+
+
+def test_ranks_agree_and_are_lossless(llm, requests):
+    ids, params, truth = requests
+    # Trees of the drafter, from logits that each rank gathers.
+    assert generate(llm, ids[:2], params[:2]) == truth[:2]
+    assert counters(llm)["drafts"] > NUM_TOKENS
+    # Deep, sideways accepts, as every rank compacts its own shard.
+    before = counters(llm)["accepted_tokens"]
+    llm.collective_rpc("plant", args=({tuple(p): t for p, t in zip(ids, truth)}, 0))
+    assert generate(llm, ids, params) == truth
+    planted = llm.collective_rpc("planted")
+    assert planted == planted[:1] * RANKS
+    lengths = [length for length in planted[0] if length]
+    assert len(lengths) > 40 and sum(lengths) / len(lengths) > 2.5
+    assert counters(llm)["accepted_tokens"] - before > 0.8 * sum(lengths)
+
+
+def test_a_rank_of_another_mind_stops_the_engine(llm, requests):
+    """The last test of this engine."""
+    ids, params, _ = requests
+    llm.collective_rpc("break_rank", args=(1,))
+    difference = "ranks 0 and 1 .*request .* has tokens of row 3"
+    with pytest.raises(RuntimeError, match=difference):
+        generate(llm, ids, params)
