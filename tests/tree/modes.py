@@ -71,6 +71,7 @@ _ALL = (
     "test_async.py",
     "test_dynamic.py",
     "test_shapes.py",
+    "test_dflash2.py",
     "test_distribution.py",
     "test_drafter_context.py",
     "test_features.py",

@@ -212,8 +212,13 @@ def make_drafter(
     target_layers: int = LAYERS,
     target_layer_ids: list[int] = TARGET_LAYER_IDS,
     mask_token_id: int = MASK_TOKEN_ID,
+    dflash2: dict | None = None,
 ) -> Path:
-    """Write a random DFlash drafter to `folder`; by default for any target of `make_target`."""
+    """Write a random DFlash drafter to `folder`; by default for any target of `make_target`.
+
+    `dflash2` are the settings of a DFlash2 drafter, which is DFlash with convolutions
+    around each layer's parts and a selector of candidates.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     config = {
         "architectures": ["DFlashDraftModel"],
@@ -237,6 +242,9 @@ def make_drafter(
         "layer_types": ["full_attention"] * layers,
         "dflash_config": {"mask_token_id": mask_token_id, "target_layer_ids": target_layer_ids},
     }
+    if dflash2 is not None:
+        config["architectures"] = ["DFlash2DraftModel"]
+        config["dflash_config"] |= dflash2
     (folder / "config.json").write_text(json.dumps(config))
     generator = torch.Generator().manual_seed(1)
 
@@ -266,5 +274,16 @@ def make_drafter(
             p + "mlp.up_proj.weight": random(2 * hidden, hidden),
             p + "mlp.down_proj.weight": random(hidden, 2 * hidden),
         }
+        if dflash2 is not None:
+            taps = dflash2["conv_kernel_size"]
+            groups = hidden // dflash2["conv_group_size"]
+            for part in ("attention_conv.", "mlp_conv."):
+                weights[p + part + "base_kernel"] = random(2, taps, hidden)
+                weights[p + part + "kernel_projection.weight"] = random(2 * taps * groups, hidden)
+    if dflash2 is not None:
+        rank = dflash2["selector_rank"]
+        weights["candidate_selector.predecessor_codebook"] = random(vocab, rank)
+        weights["candidate_selector.successor_codebook"] = random(vocab, rank)
+        weights["candidate_selector.hidden_projection.weight"] = random(rank, hidden)
     save_file(weights, folder / "model.safetensors")
     return folder
