@@ -1,10 +1,13 @@
-"""Tensor parallelism: every rank builds, samples and walks trees itself, and all agree."""
+"""Several processes: ranks of one model, which have to agree, and replicas of it."""
+
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 
 from conftest import MODE, counters, engine, generate, prompts
 from lossless import sampling
+from serving import client_of, server, spec_metrics
 
 pytestmark = [
     pytest.mark.exact,
@@ -63,3 +66,33 @@ def test_a_rank_of_another_mind_stops_the_engine(llm, requests):
     difference = "ranks 0 and 1 .*request .* has tokens of row 3"
     with pytest.raises(RuntimeError, match=difference):
         generate(llm, ids, params)
+
+
+def test_replicas(models, truths, tmp_path):
+    """Data parallelism: each of two engines serves some of the requests."""
+    ids = prompts()[:4]
+    with server(
+        models.target(),
+        models.drafter(DEPTH),
+        NUM_NODES,
+        tmp_path / "server.log",
+        served_model_name="m",
+        data_parallel_size=RANKS,
+        max_model_len=512,
+        max_num_seqs=4,
+        max_num_batched_tokens=512,
+        kv_cache_memory_bytes=64 << 20,
+    ) as url:
+
+        def complete(prompt):
+            extra = {"ignore_eos": True, "return_token_ids": True}
+            options = dict(model="m", max_tokens=16, temperature=0.0, extra_body=extra)
+            answer = client_of(url).completions.create(prompt=prompt, **options)
+            return answer.choices[0].token_ids
+
+        with ThreadPoolExecutor(len(ids)) as pool:
+            outputs = list(pool.map(complete, ids))
+        metrics = spec_metrics(url)
+    assert outputs == [t[:16] for t in truths("qwen3", 0.0)[: len(ids)]]
+    drafts = {labels: v for name, labels, v in metrics if name.endswith("num_drafts_total")}
+    assert len(drafts) == RANKS and all(drafts.values())

@@ -1,22 +1,18 @@
 """`vllm serve` with trees, as clients see it: the real server and the real openai client."""
 
 import json
-import os
-import socket
 import subprocess
 import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import openai
 import pytest
 
 import real_pair
-from conftest import MODE
+from serving import client_of, server, spec_metrics
 
 pytestmark = pytest.mark.exact
 MODEL, MAX_MODEL_LEN = "pair", 512
-START_SECONDS = 240
 SCHEMA = {
     "type": "object",
     "properties": {"city": {"type": "string", "maxLength": 12}},
@@ -30,73 +26,27 @@ def ask(question: str) -> list[dict]:
     return [{"role": "user", "content": question}]
 
 
-def flags(options: dict) -> list[str]:
-    """Options of an engine as the command line has them."""
-    found = []
-    for name, value in options.items():
-        if value is False:
-            continue
-        found.append(f"--{name.replace('_', '-')}")
-        if value is not True:
-            found.append(json.dumps(value) if isinstance(value, dict) else str(value))
-    return found
-
-
 @pytest.fixture(scope="module")
 def url(tmp_path_factory):
     """Of a server that verifies trees, up until the last test."""
-    log = tmp_path_factory.mktemp("serve") / "server.log"
-    target = real_pair.target()
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port = s.getsockname()[1]
-    speculative = {
-        "method": "ddtree",
-        "model": str(real_pair.DRAFTER),
-        "num_speculative_tokens": 31,
-        **MODE.speculative_config,
-    }
-    options = MODE.options | {
-        "served_model_name": MODEL,
-        "host": "127.0.0.1",
-        "port": port,
-        "max_model_len": MAX_MODEL_LEN,
-        "max_num_seqs": 8,
-        "kv_cache_memory_bytes": 256 << 20,
-        "block_size": 32,
-        "enable_auto_tool_choice": True,
-        "tool_call_parser": "hermes",
-        "speculative_config": speculative,
-    }
-    command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(target)]
-    command += flags(options)
-    env = {k: v for k, v in os.environ.items() if k != "VLLM_ENABLE_V1_MULTIPROCESSING"}
-    with log.open("w") as f:
-        server = subprocess.Popen(command, env=env, stdout=f, stderr=subprocess.STDOUT)
-    try:
-        client = openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none")
-        for _ in range(2 * START_SECONDS):
-            assert server.poll() is None, log.read_text()[-3000:]
-            try:
-                client.models.list()
-                break
-            except openai.APIConnectionError:
-                time.sleep(0.5)
-        else:
-            pytest.fail(log.read_text()[-3000:])
-        yield f"http://127.0.0.1:{port}"
-        assert server.poll() is None, log.read_text()[-3000:]
-    finally:
-        server.terminate()
-        try:
-            server.wait(30)
-        except subprocess.TimeoutExpired:
-            server.kill()
+    with server(
+        str(real_pair.target()),
+        str(real_pair.DRAFTER),
+        31,
+        tmp_path_factory.mktemp("serve") / "server.log",
+        served_model_name=MODEL,
+        max_model_len=MAX_MODEL_LEN,
+        max_num_seqs=8,
+        kv_cache_memory_bytes=256 << 20,
+        enable_auto_tool_choice=True,
+        tool_call_parser="hermes",
+    ) as url:
+        yield url
 
 
 @pytest.fixture(scope="module")
 def client(url):
-    return openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=120)
+    return client_of(url)
 
 
 def chat(client, question: str, **options):
@@ -168,8 +118,16 @@ def test_schema_and_tool_calls(client):
     assert arguments == call.function.arguments
 
 
+def structured(**options) -> dict:
+    return dict(extra_body={"structured_outputs": options})
+
+
 BAD = {
-    "grammar": dict(extra_body={"structured_outputs": {"regex": "(a"}}),
+    "regex": structured(regex="(a"),
+    "regex that refers back": structured(regex=r"(a)\1"),
+    "grammar": structured(grammar="root ::= ("),
+    "grammar without a root": structured(grammar='other ::= "a"'),
+    "choices of none": structured(choice=[]),
     "schema": dict(
         response_format={
             "type": "json_schema",
@@ -177,21 +135,58 @@ BAD = {
         }
     ),
     "logprobs": dict(logprobs=True, top_logprobs=10_000),
+    "prompt logprobs": dict(extra_body={"prompt_logprobs": 10_000}),
+    "logprobs of tokens": dict(logprobs=True, extra_body={"logprob_token_ids": [5]}),
     "temperature": dict(temperature=-3.0),
     "choices": dict(n=0),
     "length": dict(messages=ask("word " * MAX_MODEL_LEN)),
     "empty": dict(messages=[]),
     "model": dict(model="nobody"),
     "stop": dict(max_tokens=-1),
+    # What a worker has no room for: it would raise, and the engine end.
+    "stop tokens": dict(extra_body={"stop_token_ids": list(range(3, 203)), "min_tokens": 1}),
+    "allowed tokens": dict(extra_body={"allowed_token_ids": list(range(3, 1503))}),
+    "biases": dict(logit_bias={str(i): 1.0 for i in range(3, 1503)}),
+    "bad words": dict(extra_body={"bad_words": ["word" * 90 + str(i) for i in range(60)]}),
+    # Of the completions API.
+    "longest prompt": dict(prompt=[5] * MAX_MODEL_LEN),
+    "empty prompt": dict(prompt=""),
+    "prompt of no tokens": dict(prompt=[[]]),
+    "unknown token": dict(prompt=[10**6]),
 }
+# Cost little though they are made to cost much: automata are not built in advance.
+EXPLOSIVE = ("(.*a.{30})+b", "(x+x+)+y", "((((a{1,64}){1,64}){1,64}){1,64}){1,64}")
 
 
 def garbage(client, options: dict) -> int:
     """The status a bad request ends with."""
-    base = {"model": MODEL, "messages": ask("Hello"), "max_tokens": 4}
     with pytest.raises(openai.APIStatusError) as error:
-        client.chat.completions.create(**base | options)
+        if "prompt" in options:
+            client.completions.create(**{"model": MODEL, "max_tokens": 4} | options)
+        else:
+            base = {"model": MODEL, "messages": ask("Hello"), "max_tokens": 4}
+            client.chat.completions.create(**base | options)
     return error.value.status_code
+
+
+def test_each_bad_request_leaves_the_next_alone(client):
+    wanted = chat(client, "Hello", max_tokens=2).choices[0].message.content
+    for name, options in BAD.items():
+        assert garbage(client, options) // 100 == 4, name
+        found = chat(client, "Hello", max_tokens=2).choices[0].message.content
+        assert found == wanted, name
+
+
+@pytest.mark.parametrize("regex", EXPLOSIVE)
+def test_explosive_regexes_are_served(client, regex):
+    chat(client, "Hello", max_tokens=4, timeout=20, **structured(regex=regex))
+
+
+def test_the_longest_prompt_that_fits_has_an_answer(client):
+    prompt = [5] * (MAX_MODEL_LEN - 1)
+    options = dict(model=MODEL, prompt=prompt, max_tokens=1, temperature=0.0)
+    answer = client.completions.create(**options)
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (len(prompt), 1)
 
 
 def test_bad_requests_fail_alone(client):
@@ -207,8 +202,6 @@ def test_bad_requests_fail_alone(client):
 
 
 def test_bench_and_metrics(url, client):
-    import httpx
-
     command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "bench", "serve"]
     command += ["--base-url", url, "--model", MODEL, "--tokenizer", str(real_pair.target())]
     command += ["--dataset-name", "random", "--num-prompts", "3"]
@@ -216,14 +209,10 @@ def test_bench_and_metrics(url, client):
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
     assert "Successful requests:                     3" in done.stdout
-    metrics = httpx.get(f"{url}/metrics").text
-    values = {
-        line.split("{")[0]: float(line.split()[-1])
-        for line in metrics.splitlines()
-        if line.startswith("vllm:spec_decode_num")
-    }
+    metrics = spec_metrics(url)
+    values = {name: value for name, _, value in metrics}
     accepted = values["vllm:spec_decode_num_accepted_tokens_total"]
     spine = values["vllm:spec_decode_num_accepted_spine_tokens_total"]
     assert 0 < spine < accepted
-    positions = [line for line in metrics.splitlines() if "per_pos_total{" in line]
+    positions = [name for name, _, _ in metrics if name.endswith("per_pos_total")]
     assert len(positions) == 15  # depths of the tree, not its nodes
