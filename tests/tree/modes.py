@@ -83,6 +83,7 @@ _ALL = (
     "test_parallel.py",
     "test_real_pair.py",
     "test_serve.py",
+    "test_sleep.py",
     "test_stops.py",
     "test_targets.py",
     "test_tau.py",
