@@ -50,32 +50,32 @@ def test_trees_hold_the_drafters_candidates(models, truths, drafter):
     """What the selector is offered for a chain is what each level's likeliest nodes hold."""
     from vllm.v1.worker.gpu.spec_decode.ddtree.speculator import DDTreeSpeculator
 
-    original, seen = DDTreeSpeculator._generate_draft, []
+    run_model, generate_draft = DDTreeSpeculator._run_model, DDTreeSpeculator._generate_draft
+    seen = []
 
-    def generate_draft(self, num_reqs, *args, **kwargs):
-        model, offered = self.model, []
+    def run(self, *args):
+        self.hidden = run_model(self, *args)
+        return self.hidden
+
+    def generate_and_note(self, num_reqs, *args, **kwargs):
+        generate_draft(self, num_reqs, *args, **kwargs)
+        # As DFlash2Speculator has them.
+        rows = self.sample_indices[: num_reqs * DEPTH]
+        candidates, scores = self.model.compute_candidates(self.hidden[rows])
         # Its convolutions see a request as bonus token and masks, not as a tree.
-        assert model.model.layers[0].attention_conv.block_size == 1 + DEPTH
-
-        def compute_logits(hidden_states):
-            offered.append(model.compute_candidates(hidden_states))
-            return compute_all(hidden_states)
-
-        compute_all = model.compute_logits
-        with mock.patch.object(model, "compute_logits", compute_logits):
-            original(self, num_reqs, *args, **kwargs)
-        (candidates, scores), slots = offered[0], self.sample_idx_mapping[::DEPTH]
-        for req, slot in enumerate(slots[:num_reqs].tolist()):
+        assert self.model.model.layers[0].attention_conv.block_size == 1 + DEPTH
+        for req, slot in enumerate(self.sample_idx_mapping[: len(rows) : DEPTH].tolist()):
             if slot >= 0:
-                rows = slice(req * DEPTH, (req + 1) * DEPTH)
+                levels = slice(req * DEPTH, (req + 1) * DEPTH)
                 tokens = self.node_tokens[req, : self.draft_tree.num_nodes[slot]]
                 depths = self.draft_tree.depth[slot, 1 : 1 + len(tokens)]
-                seen.append((candidates[rows], scores[rows], tokens.clone(), depths.clone()))
+                seen.append((candidates[levels], scores[levels], tokens.clone(), depths.clone()))
 
     ids, truth = prompts()[:4], truths("qwen3", 0.0)
     with (
         eager_drafter(),
-        mock.patch.object(DDTreeSpeculator, "_generate_draft", generate_draft),
+        mock.patch.object(DDTreeSpeculator, "_run_model", run),
+        mock.patch.object(DDTreeSpeculator, "_generate_draft", generate_and_note),
         engine(
             models.target(),
             drafter,
