@@ -3,6 +3,8 @@
 The methods become those of vLLM's worker; `llm.collective_rpc` calls them in every process.
 """
 
+import torch
+
 from planting import Planter
 
 
@@ -20,6 +22,20 @@ class TreeWorker:
         """How many planted nodes each tree had."""
         return self.planter.planted
 
+    def trees_after_company(self) -> bool:
+        """Run a batch of nobody, as a replica without work does while others have some.
+
+        Returns:
+            whether the trees of requests are what they were.
+
+        """
+        tree = self.model_runner.speculator.draft_tree
+        before = [t.clone() for t in (tree.parents, tree.depth, tree.ancestors, tree.num_nodes)]
+        assert before[-1].any()
+        self.execute_dummy_batch()
+        after = [tree.parents, tree.depth, tree.ancestors, tree.num_nodes]
+        return all(map(torch.equal, before, after))
+
     def break_rank(self, rank: int) -> None:
         """From now on this rank drafts another token than the others, in one node."""
         if self.rank == rank:
@@ -32,7 +48,8 @@ class TreeWorker:
 
         def propose(input_batch, *args, **kwargs):
             original(input_batch, *args, **kwargs)
-            change(speculator, input_batch)
+            if not kwargs.get("dummy_run"):
+                change(speculator, input_batch)
             return speculator.node_tokens[: input_batch.num_reqs]
 
         speculator.propose = propose
