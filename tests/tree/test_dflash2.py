@@ -32,6 +32,7 @@ def drafter(models):
     )
 
 
+@pytest.mark.feature("DFlash2 drafters")
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_planted_trees_are_lossless(models, truths, drafter, temperature):
     ids, truth = prompts(), truths("qwen3", temperature)

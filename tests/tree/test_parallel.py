@@ -43,6 +43,7 @@ def llm(models, requests):
         yield llm
 
 
+@pytest.mark.feature("tensor_parallel_size")
 def test_ranks_agree_and_are_lossless(llm, requests):
     ids, params, truth = requests
     # Trees of the drafter, from logits that each rank gathers.
@@ -77,6 +78,7 @@ def test_a_rank_of_another_mind_stops_the_engine(llm, requests):
         generate(llm, ids, params)
 
 
+@pytest.mark.feature("data_parallel_size")
 def test_replicas(models, truths, tmp_path):
     """Data parallelism: each of two engines serves some of the requests."""
     ids = prompts()[:4]
