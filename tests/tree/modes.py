@@ -49,6 +49,8 @@ class Mode:
         if self.on_gpu:
             options["attention_backend"] = self.backend
             options["kv_cache_dtype"] = self.kv_cache_dtype
+            # Of gated delta nets; the default may have to be compiled first.
+            options["additional_config"] = {"gdn_prefill_backend": "triton"}
             # Only looked at before the start, for the KV cache has a size of its own: several
             # processes share the device.
             options["gpu_memory_utilization"] = 0.05
@@ -79,6 +81,7 @@ _ALL = (
     "test_gemma.py",
     "test_grammars.py",
     "test_history.py",
+    "test_hybrid.py",
     "test_pairing.py",
     "test_parallel.py",
     "test_real_pair.py",

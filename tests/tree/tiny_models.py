@@ -19,10 +19,16 @@ from transformers import (
     PreTrainedTokenizerFast,
     Qwen2_5_VLConfig,
     Qwen2_5_VLForConditionalGeneration,
+    Qwen3_5ForCausalLM,
+    Qwen3_5MoeForCausalLM,
+    Qwen3_5MoeTextConfig,
+    Qwen3_5TextConfig,
     Qwen3Config,
     Qwen3ForCausalLM,
     Qwen3MoeConfig,
     Qwen3MoeForCausalLM,
+    Qwen3NextConfig,
+    Qwen3NextForCausalLM,
     Qwen3VLConfig,
     Qwen3VLForConditionalGeneration,
 )
@@ -40,7 +46,24 @@ _WINDOWS = {
     "sliding_window": WINDOW,
     "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "full_attention"],
 }
+# Three gated-delta-net layers and one of attention.
+_HYBRID = {
+    "layer_types": ["linear_attention"] * 3 + ["full_attention"],
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_conv_kernel_dim": 4,
+}
+_EXPERTS = {
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 32,
+}
+HYBRIDS = ("qwen3_next", "qwen3_5", "qwen3_5_moe")
 _TARGETS = {
+    "qwen3_next": (Qwen3NextConfig, Qwen3NextForCausalLM, _HYBRID | _EXPERTS),
+    "qwen3_5": (Qwen3_5TextConfig, Qwen3_5ForCausalLM, _HYBRID),
+    "qwen3_5_moe": (Qwen3_5MoeTextConfig, Qwen3_5MoeForCausalLM, _HYBRID | _EXPERTS),
     "qwen3": (Qwen3Config, Qwen3ForCausalLM, {}),
     "llama": (LlamaConfig, LlamaForCausalLM, {}),
     "windowed": (LlamaConfig, LlamaForCausalLM, _WINDOWS),
@@ -63,13 +86,15 @@ def make_target(
 ) -> Path:
     """Write a random target to `folder`.
 
-    `architecture` is 'qwen3', 'qwen3-moe', 'llama', 'olmo2', 'mixtral' or 'windowed': a Llama half
-    of whose layers look back WINDOW tokens only.
+    `architecture` is 'qwen3', 'qwen3-moe', 'llama', 'olmo2', 'mixtral', 'windowed', a Llama half
+    of whose layers look back WINDOW tokens only, or one of HYBRIDS.
 
     Weights are larger than an initialiser's, so that the greedy continuation depends on
     the context instead of falling into a loop at once.
     """
     config_class, model_class, settings = _TARGETS[architecture]
+    if architecture in HYBRIDS:
+        settings = settings | {"linear_key_head_dim": head_dim, "linear_value_head_dim": head_dim}
     config = config_class(**_text_config(head_dim) | settings | overrides)
     _save_random(folder, model_class, config, dtype)
     make_tokenizer().save_pretrained(folder)
@@ -96,7 +121,12 @@ def _text_config(head_dim: int) -> dict[str, Any]:
 def _save_random(folder: Path, model_class: type, config: Any, dtype: str) -> None:
     config.torch_dtype = dtype
     torch.manual_seed(0)
-    model_class(config).to(getattr(torch, dtype)).save_pretrained(folder)
+    model = model_class(config)
+    for name, parameter in model.named_parameters():
+        if name.endswith("A_log"):
+            # Slow enough a decay for a state to hold what came some dozen tokens ago.
+            parameter.data.uniform_(0.01, 0.5).log_()
+    model.to(getattr(torch, dtype)).save_pretrained(folder)
 
 
 def mrope_parameters(head_dim: int, interleaved: bool = True) -> dict[str, Any]:
