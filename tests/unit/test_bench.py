@@ -16,7 +16,7 @@ import pytest
 import ddtree_bench.__main__ as program
 from ddtree_bench.children import Child, ChildError
 from ddtree_bench.engines import CHAIN, TREE, engine_args
-from ddtree_bench.groups import GROUPS, attention, kernels, pair, profile, steps
+from ddtree_bench.groups import GROUPS, attention, hybrid, kernels, pair, profile, steps
 from ddtree_bench.options import chosen
 from ddtree_bench.records import (
     COUNT_AT_MOST,
@@ -30,7 +30,7 @@ from ddtree_bench.records import (
     table,
 )
 from ddtree_bench.run import Run
-from ddtree_bench.shapes import QWEN3_8B
+from ddtree_bench.shapes import QWEN3_8B, QWEN36_27B
 from ddtree_bench.timeline import render, summary, union
 from ddtree_stack.bench import bench
 from ddtree_stack.errors import CHECK_FAILED, OK, TOOL, USAGE
@@ -173,7 +173,8 @@ def test_table():
 
 
 def test_groups_are_chosen_by_name_or_family():
-    assert chosen(None) == list(GROUPS)
+    assert chosen(None) == [g for g in GROUPS if not g.startswith("hybrid-")]
+    assert chosen(["hybrid"]) == ["hybrid-kernels", "hybrid-steps"]
     assert chosen(["steps-63"]) == ["steps-63"]
     assert chosen(["steps"]) == [g for g in GROUPS if g.startswith("steps-")]
     assert chosen(["pair", "kernels"]) == ["kernels", "pair"]
@@ -593,3 +594,65 @@ def test_summary_of_a_trace():
     assert "gemm" in render("tree", found)
     with pytest.raises(ValueError, match="nothing that ran"):
         summary({"traceEvents": []}, steps=1)
+
+
+# --- hybrids
+
+
+def test_hybrid_states_are_the_27b_shape(tmp_path):
+    """48 layers of 144 MiB of states in all, and three columns of the convolution."""
+    target, drafter = QWEN36_27B.write(tmp_path)
+    config = json.loads((target / "config.json").read_text())
+    assert config["layer_types"].count("linear_attention") == 48
+    assert config["architectures"] == ["Qwen3_5ForCausalLM"] and config["head_dim"] == 256
+    assert json.loads((drafter / "config.json").read_text())["head_dim"] == 128
+    assert QWEN36_27B.state_bytes == (144 << 20) + 48 * 3 * 2 * 10240
+
+
+class Engine:
+    """A child that has steps of some milliseconds and requests of so many bytes."""
+
+    def __init__(self, ms: float, state: int) -> None:
+        self.ms, self.state, self.batches = ms, state, []
+
+    def call(self, method: str, **args):
+        if method == "start":
+            self.batches.append(args["batch"])
+        return {
+            "state_bytes": self.state,
+            "run": {"seconds": [self.ms * self.batches[-1] / 1000] if self.batches else []},
+        }.get(method)
+
+
+def test_hybrid_steps_run_one_engine_after_another(run, monkeypatch):
+    made = {}
+
+    def start(wanted):
+        ((name, _),) = wanted.items()
+        tree = name.startswith("tree")
+        made[name] = Engine(9.0 if tree else 10.0, QWEN36_27B.state_bytes * (1 if tree else 16))
+        return [made[name]]
+
+    monkeypatch.setattr(run, "start", start)
+    hybrid.steps(run)
+    assert list(made) == ["chain k=15", "tree B=15", "tree B=31", "tree B=63"]
+    rows = {row.key[1:]: row for row in run.results.rows if row.work == "step, chain k=15"}
+    assert rows[1, 512, 15].ratio == pytest.approx(0.9) and rows[1, 512, 15].verdict == "pass"
+    assert rows[8, 512, 15].verdict == "pass" and rows[8, 512, 15].tree_ms == pytest.approx(72)
+    (states,) = (row for row in run.results.rows if row.work.startswith("states of a request"))
+    assert states.ratio == 1 and states.verdict == "pass"
+
+
+def test_hybrid_kernels_are_held_against_their_bars(run, monkeypatch):
+    found = {"compare": {"values": 9, "differ": 2, "most": 1e-7}}
+    ms = {"conv": 0.1, "delta rule": 0.6, "verify": 0.7, "commit": 0.5}
+    child = type("Child", (), {"call": lambda self, m, **args: found.get(m, ms)})()
+    monkeypatch.setattr(run, "start", lambda wanted: [child])
+    hybrid.kernels(run)
+    verdicts = {row.key: row.verdict for row in run.results.rows if row.verdict}
+    assert verdicts == {
+        ("committed states that differ from decoding", None, None, 31): "miss",
+        ("verify, 48 layers", 1, None, 31): "pass",
+        ("commit, 48 layers", 1, None, 31): "miss",
+        ("commit, 48 layers", 8, None, 31): "pass",
+    }

@@ -35,7 +35,10 @@ def main(argv: list[str] | None = None) -> int:
     except LookupError as err:
         print(f"bench.sh: error[{NO_GPU}]: the bench needs an NVIDIA GPU\n  {err}", file=sys.stderr)
         return NO_GPU
+    names = chosen(args.only)
     out = args.out or ROOT / "tests" / "bench" / file_name(card)
+    if args.out is None and all(name.startswith("hybrid-") for name in names):
+        out = out.with_stem(f"{out.stem}-hybrid")
     try:
         results = Results(out, card, versions, date.today().isoformat())
     except ValueError as err:
@@ -56,7 +59,7 @@ def main(argv: list[str] | None = None) -> int:
             text_file=text_file,
             say=say,
         )
-        failed = run_groups(run, chosen(args.only))
+        failed = run_groups(run, names)
     print(table(results.rows))
     print(f"{len(results.rows)} rows, {len(results.missed)} miss their bar: {out}")
     if failed:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from . import attention, kernels, pair, profile, steps
+from . import attention, hybrid, kernels, pair, profile, steps
 
 GROUPS: dict[str, Callable] = {
     "kernels": kernels.measure,
@@ -21,4 +21,7 @@ GROUPS: dict[str, Callable] = {
     "steps-15": partial(steps.measure, tree=15, chain=15),
     "steps-31": partial(steps.measure, tree=31, chain=31),
     "pair": pair.measure,
+    # Into a file of their own.
+    "hybrid-kernels": hybrid.kernels,
+    "hybrid-steps": hybrid.steps,
 }

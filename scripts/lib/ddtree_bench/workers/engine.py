@@ -12,6 +12,7 @@ os.environ.update(
 )
 
 import json
+import math
 import random
 import tempfile
 import time
@@ -79,6 +80,20 @@ class Worker:
         """Tokens of K/V that fit."""
         cache = self.engine.vllm_config.cache_config
         return {"kv_tokens": cache.num_gpu_blocks * cache.block_size}
+
+    def state_bytes(self) -> int:
+        """Of recurrent layers, that a request keeps, without padding."""
+        groups = self.engine.engine_core.engine_core.scheduler.kv_cache_config.kv_cache_groups
+        found = 0
+        for group in groups:
+            spec = group.kv_cache_spec
+            if hasattr(spec, "num_speculative_blocks"):
+                state = sum(
+                    math.prod(shape) * torch.empty(0, dtype=dtype).element_size()
+                    for shape, dtype in zip(spec.shapes, spec.dtypes, strict=True)
+                )
+                found += len(group.layer_names) * state * (1 + spec.num_speculative_blocks)
+        return found
 
     def start(self, batch: int, context: int) -> None:
         """Have `batch` requests of about `context` tokens decode; those that fit go on."""
