@@ -63,6 +63,7 @@ def use_backend(llm, backend: str) -> None:
     llm.llm_engine.vllm_config.structured_outputs_config.backend = backend
     manager = manager_of(llm)
     manager.backend = manager._grammar_bitmask = None
+    manager.backend_name = None  # of 0.33, which refuses another one by it
 
 
 def manager_of(llm):

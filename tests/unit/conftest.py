@@ -42,11 +42,11 @@ Signed-off-by: A Dev <dev@example.invalid>
 """
 
 
-def make_sdist(path: Path, files: dict[str, bytes]) -> str:
+def make_sdist(path: Path, files: dict[str, bytes], version: str = "1.0") -> str:
     """Write the archive; returns its sha256."""
     with tarfile.open(path, "w:gz") as tar:
         for name, data in files.items():
-            info = tarfile.TarInfo(f"vllm-1.0/{name}")
+            info = tarfile.TarInfo(f"vllm-{version}/{name}")
             info.size, info.mtime = len(data), EPOCH
             tar.addfile(info, io.BytesIO(data))
     return hashlib.sha256(path.read_bytes()).hexdigest()

@@ -11,6 +11,8 @@ from .errors import CHECK_FAILED, OK, UPSTREAM, USAGE, StackError
 from .paths import Stack
 from .ui import result
 
+_NEXT = "the stack on the next release: upstream/next and .work/vllm-next"
+
 
 class _Parser(argparse.ArgumentParser):
     """argparse with our message form."""
@@ -29,20 +31,38 @@ def _parser(verb: str) -> _Parser:
     elif verb == "apply":
         p.description = "Bring .work/vllm to the series: the base, then one commit per patch."
         p.add_argument("--to", metavar="PATCH", help="stop after this patch")
+        p.add_argument("--next", action="store_true", help=_NEXT)
         p.add_argument("--force", action="store_true", help="back up unsaved work and go on")
         p.add_argument("--plain", action="store_true", help="use patch(1); makes no commits")
     elif verb == "refresh":
         p.description = "Export the commits of .work/vllm to patches/."
+        p.add_argument("--next", action="store_true", help=_NEXT)
         p.add_argument("--check", action="store_true", help="write nothing, list what differs")
     elif verb == "check":
         p.description = "Prove that patches/ is complete, well-formed and gives the pinned tree."
         p.add_argument("--quick", action="store_true", help="no tree: series, headers, style")
+        p.add_argument(
+            "--next", action="store_true", help="only that the stack fits the next release"
+        )
         p.add_argument(
             "--tests",
             choices=("all", "own", "none"),
             default="all",
             help="own: each patch's Tests: at its own place; all: and every one at the end",
         )
+    elif verb == "rebase":
+        p.description = "Bring the stack onto another upstream release, as upstream/next."
+        p.add_argument("version", nargs="?", metavar="VERSION", help="the release, such as 0.33.0")
+        p.add_argument("--offline", action="store_true", help="use only what the cache has")
+        what = p.add_mutually_exclusive_group()
+        for name, help in (
+            ("continue", "go on after a conflict was resolved"),
+            ("abort", "give up; everything is as before"),
+            ("status", "where it stands, and the next step"),
+        ):
+            what.add_argument(
+                f"--{name}", dest="action", action="store_const", const=name, help=help
+            )
     elif verb in ("build", "install"):
         p.description = (
             "Put the patched Python over the pinned wheel's binaries."
@@ -97,6 +117,10 @@ def run(verb: str, argv: list[str]) -> int:
     if rest and verb not in ("test", "demo"):
         raise StackError(USAGE, f"unexpected: {' '.join(rest)}", hint=f"scripts/{verb}.sh --help")
     stack = Stack.here()
+    if getattr(args, "next", False):
+        stack = stack.next()
+        if not stack.pin_file.is_file():
+            raise StackError(USAGE, "there is no upstream/next", hint="scripts/rebase.sh VERSION")
     if verb == "test" and args.suite == "gpu":
         from . import gpu
 
@@ -114,10 +138,18 @@ def run(verb: str, argv: list[str]) -> int:
         for line in lines:
             result(line)
         if not lines:
-            result("patches/ says what the work tree says")
+            result(f"{stack.shown(stack.saved_in)}/ says what the work tree says")
         return CHECK_FAILED if args.check and lines else OK
+    elif verb == "check" and args.next:
+        if args.quick:
+            raise StackError(USAGE, "--quick needs no tree, --next is about one")
+        from .drift import drift
+
+        drift(stack, args.tests)
     elif verb == "check":
         module.check(stack, args.quick, args.tests)
+    elif verb == "rebase":
+        module.rebase(stack, args.version, args.action, args.offline)
     elif verb == "build":
         result(str(module.build(stack, args.device, args.out)))
     elif verb == "install":

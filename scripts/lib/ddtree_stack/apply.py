@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from . import series, state
+from . import series, state, upcoming
 from .errors import CHECK_FAILED, CONFLICT, TOOL, UNSAVED, USAGE, StackError
 from .fetch import BASE, BRANCH, fetch, hide_generated
 from .git import Git, first
@@ -88,9 +88,9 @@ def apply(stack: Stack, upto: str | None = None, force: bool = False, plain: boo
                 UNSAVED,
                 f"{stack.shown(stack.tree)} holds work that is not in patches/",
                 [*first(facts), "--force keeps it under a backup branch and goes on"],
-                "scripts/refresh.sh",
+                f"scripts/refresh.sh{stack.flag}",
             )
-        say(f"the work is kept as branch {state.backup(stack)} in {stack.shown(stack.tree)}")
+        say(f"the work is kept as branch {state.backup(git)} in {stack.shown(stack.tree)}")
         for what, abort in (
             ("git am", "am"),
             ("git rebase", "rebase"),
@@ -128,12 +128,15 @@ def tag(stack: Stack, git: Git) -> None:
 
 def expect_tree(stack: Stack, tree: str) -> None:
     """The pin knows what the whole series gives."""
+    if stack.upcoming and (moved := upcoming.moved(stack)):
+        say(f"{len(moved)} of patches/ changed since {stack.shown(stack.pin_file)} was written")
+        return
     if tree != stack.pin.tree:
         raise StackError(
             CHECK_FAILED,
             "the series does not give the pinned tree",
             [f"tree expected {stack.pin.tree}", f"tree found    {tree}"],
-            "scripts/refresh.sh",
+            f"scripts/refresh.sh{stack.flag}",
         )
 
 

@@ -21,7 +21,8 @@ from .paths import Stack
 from .ui import result, say, step
 
 
-def _fail(what: str, facts: list[str], hint: str = "") -> StackError:
+def fail(what: str, facts: list[str], hint: str = "") -> StackError:
+    """A failed check."""
     return StackError(CHECK_FAILED, what, first(facts, 40), hint)
 
 
@@ -44,22 +45,22 @@ def style(stack: Stack) -> None:
         done = subprocess.run(command, cwd=stack.root, capture_output=True, text=True)
         if done.returncode:
             lines = (done.stdout + done.stderr).splitlines()
-            raise _fail(f"{Path(command[0]).name} finds fault", lines, f".work/tools/bin/{hint}")
+            raise fail(f"{Path(command[0]).name} finds fault", lines, f".work/tools/bin/{hint}")
 
 
 def quick(stack: Stack) -> list[Patch]:
     """Series, headers, generated files, style. Seconds, and no tree."""
     patches = series.load(stack)
     if bad := series.check_headers(patches):
-        raise _fail("patches break the rules of their headers", bad, "less patches/README.md")
+        raise fail("patches break the rules of their headers", bad, "less patches/README.md")
     want = series.table(patches)
     readme = stack.patches / "README.md"
     if not readme.is_file() or readme.read_text() != want:
-        raise _fail("patches/README.md does not fit the headers", [], "scripts/refresh.sh")
+        raise fail("patches/README.md does not fit the headers", [], "scripts/refresh.sh")
     if features.in_readme(stack) not in (None, stack.readme.read_text()):
-        raise _fail("README's table does not fit the tests", [], "scripts/refresh.sh")
+        raise fail("README's table does not fit the tests", [], "scripts/refresh.sh")
     if stack.pin_file.read_text() != stack.pin.render():
-        raise _fail("upstream/pin.toml was edited by hand", [], "git checkout upstream/pin.toml")
+        raise fail("upstream/pin.toml was edited by hand", [], "git checkout upstream/pin.toml")
     style(stack)
     result(f"quick: {len(patches)} patches, series, headers, table, pin and style are right")
     return patches
@@ -91,7 +92,7 @@ def round_trip(stack: Stack, tree: Path, patches: list[Patch]) -> None:
         if (a.name, a.raw) != (b.name, b.raw)
     ]
     if bad or len(back) != len(patches):
-        raise _fail(
+        raise fail(
             f"exporting the applied series gives other patches ({len(back)} of {len(patches)})",
             bad,
             "scripts/apply.sh && scripts/refresh.sh",
@@ -99,7 +100,7 @@ def round_trip(stack: Stack, tree: Path, patches: list[Patch]) -> None:
     expect_tree(stack, Git(tree).tree_of("HEAD"))
     listed = (stack.patches / "series").read_bytes()
     if refresh.render(patches)["series"] != listed:
-        raise _fail("patches/series is not as refresh.sh writes it", [], "scripts/refresh.sh")
+        raise fail("patches/series is not as refresh.sh writes it", [], "scripts/refresh.sh")
     result(f"round trip: {len(patches)} patches, same bytes, tree {stack.pin.tree}")
 
 
@@ -111,14 +112,20 @@ def with_quilt(stack: Stack, tree: Path) -> None:
         return
     git = Git(tree)
     git.raw("checkout", "-q", "-f", "--detach", BASE)
+    patches = stack.patches
+    if stack.upcoming:  # two folders: one with what counts
+        patches = tree.parent / "patches"
+        patches.mkdir()
+        for name, data in refresh.render(series.load(stack)).items():
+            (patches / name).write_bytes(data)
     env = {
         "PATH": "/usr/local/bin:/usr/bin:/bin",
         "HOME": str(tree.parent),
-        "QUILT_PATCHES": str(stack.patches),
+        "QUILT_PATCHES": str(patches),
         "QUILT_PC": ".pc",
         "LC_ALL": "C",
     }
-    if series.names(stack):
+    if series.load(stack):
         done = subprocess.run(
             [tool, "--quiltrc", "-", "push", "-a", "-q", "--fuzz=0"],
             cwd=tree,
@@ -127,13 +134,13 @@ def with_quilt(stack: Stack, tree: Path) -> None:
             text=True,
         )
         if done.returncode:
-            raise _fail("quilt cannot push the series", (done.stdout + done.stderr).splitlines())
+            raise fail("quilt cannot push the series", (done.stdout + done.stderr).splitlines())
     shutil.rmtree(tree / ".pc", ignore_errors=True)
     git.raw("add", "-A", "-f")
     got = git.out("write-tree")
     git.raw("reset", "-q", "--hard", BASE)
     if got != stack.pin.tree:
-        raise _fail("quilt gives another tree", [f"expected {stack.pin.tree}", f"found {got}"])
+        raise fail("quilt gives another tree", [f"expected {stack.pin.tree}", f"found {got}"])
     result("quilt: push -a --fuzz=0 gives the same tree")
 
 
@@ -155,7 +162,7 @@ def check(stack: Stack, only_quick: bool, tests: str) -> None:
         ):
             lines = refresh.refresh(stack, check=True)
             if lines:
-                raise _fail("the work tree and patches/ differ", lines, "scripts/refresh.sh")
+                raise fail("the work tree and patches/ differ", lines, "scripts/refresh.sh")
             result("refresh --check: the work tree says the same")
         prefixes(stack, tree, tip, patches, tests)
     result("check: all right")

@@ -23,6 +23,7 @@ class Stack:
     """A checkout of this repository and the work it has on disk."""
 
     root: Path
+    upcoming: bool = False  # the stack on the release it moves to next, in upstream/next/
 
     @classmethod
     def here(cls) -> Stack:
@@ -30,9 +31,28 @@ class Stack:
         own = os.environ.get("DDTREE_ROOT")
         return cls(Path(own).resolve() if own else Path(__file__).resolve().parents[3])
 
+    def next(self) -> Stack:
+        """The same checkout on the next release."""
+        return Stack(self.root, upcoming=True)
+
+    @property
+    def flag(self) -> str:
+        """What a verb in a hint must carry to mean this stack."""
+        return " --next" if self.upcoming else ""
+
     @property
     def patches(self) -> Path:
         return self.root / "patches"
+
+    @property
+    def saved_in(self) -> Path:
+        """Where refresh.sh writes what the work tree says."""
+        return self.next_dir if self.upcoming else self.patches
+
+    @property
+    def next_dir(self) -> Path:
+        """The next release's pin, record, and the patches that differ there."""
+        return self.root / "upstream" / "next"
 
     @property
     def series_file(self) -> Path:
@@ -44,7 +64,7 @@ class Stack:
 
     @property
     def pin_file(self) -> Path:
-        return self.root / "upstream" / "pin.toml"
+        return (self.next_dir if self.upcoming else self.root / "upstream") / "pin.toml"
 
     @property
     def work(self) -> Path:
@@ -53,7 +73,12 @@ class Stack:
     @property
     def tree(self) -> Path:
         """Upstream's tree with one commit per patch."""
-        return self.work / "vllm"
+        return self.work / ("vllm-next" if self.upcoming else "vllm")
+
+    @property
+    def rebase_tree(self) -> Path:
+        """Where a rebase works: both releases in one object store, apart from the other trees."""
+        return self.work / "rebase"
 
     @property
     def venv(self) -> Path:

@@ -62,9 +62,9 @@ class Pin:
         except (OSError, KeyError, TypeError, tomllib.TOMLDecodeError) as err:
             raise StackError(
                 CHECK_FAILED,
-                "upstream/pin.toml cannot be read",
+                f"{path.parent.name}/{path.name} cannot be read",
                 [f"{type(err).__name__}: {err}"],
-                "git checkout upstream/pin.toml",
+                f"git checkout {path}",
             ) from err
 
     def render(self) -> str:

@@ -60,6 +60,9 @@ class Checkout:
         self.python = str(stack.venv / "bin" / "python")
         self.site = site_packages(stack.venv)
         self.binaries = self._binaries(tip)
+        if stack.upcoming:
+            # The installed wheel is of another release, whose Python does not belong here.
+            self.binaries = [n for n in self.binaries if n.endswith(".so")]
 
     def switch(self, commit: str) -> None:
         """Check out a commit and make it importable."""
@@ -165,7 +168,7 @@ def prefixes(stack: Stack, tree: Path, tip: str, patches: list[Patch], tests: st
     every = list(dict.fromkeys(n for p in patches for n in p.tests))
     if tests == "all" and every:
         first_one.switch(tip)
-        say(f"all Tests: on the whole stack: {_tests(first_one, 'the whole stack', every)}")
+        say(f"all Tests: on the whole stack: {run_tests(first_one, 'the whole stack', every)}")
     result(f"prefixes: {len(patches)} import; Tests: {tests}")
 
 
@@ -177,7 +180,7 @@ def _prefix(at: Checkout, commit: str, patch: Patch, known: dict[str, str], test
     _imports(at, patch, known)
     if not patch.tests:
         return "no tests"
-    return "tests not run" if tests == "none" else _tests(at, patch.name, patch.tests)
+    return "tests not run" if tests == "none" else run_tests(at, patch.name, patch.tests)
 
 
 def _modules(at: Checkout, patch: Patch) -> list[str]:
@@ -202,7 +205,8 @@ def _imports(at: Checkout, patch: Patch, known: dict[str, str]) -> None:
         say(f"  {m}: does not import, nor does upstream's ({known[m]})")
 
 
-def _tests(at: Checkout, name: str, nodes: list[str]) -> str:
+def run_tests(at: Checkout, name: str, nodes: list[str]) -> str:
+    """pytest's closing line; a failure is a failed check."""
     status, closing, tail = at.tests(nodes)
     if status:
         hint = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from . import apply as applying
-from . import features, series, state
+from . import features, series, state, upcoming
 from .errors import CHECK_FAILED, UNSAVED, StackError
 from .export import export
 from .fetch import BASE
@@ -25,18 +25,21 @@ def render(patches: list[Patch]) -> dict[str, bytes]:
     return files
 
 
-def next_revision(stack: Stack, tree: str) -> int:
+def next_revision(stack: Stack, tree: str, pin: Pin) -> int:
     """N of +ddtree.N: one more than the committed pin's when the tree is another one.
 
-    Two trees that were ever committed thus never share a version.
+    Two trees that were ever committed thus never share a version. `pin` is what counts where none
+    is committed for its release.
     """
-    done = Git(stack.root).call("show", "HEAD:./upstream/pin.toml")
+    done = Git(stack.root).call("show", f"HEAD:./{stack.pin_file.relative_to(stack.root)}")
     if done.returncode == 0:
         with temp_dir(stack.pin_file) as temp:
             (temp / "pin.toml").write_bytes(done.stdout)
             committed = Pin.load(temp / "pin.toml")
+        if committed.version != pin.version:
+            committed = pin
     else:
-        committed = stack.pin
+        committed = pin
     return committed.revision + (committed.tree != tree)
 
 
@@ -57,7 +60,7 @@ def compare(stack: Stack, patches: list[Patch], tree: str) -> Difference:
     lines += [f"differs: patches/{n}" for n, b in want.items() if n in have and have[n] != b]
     pin = None
     if stack.pin.tree != tree:
-        pin = stack.pin.with_stack(next_revision(stack, tree), tree)
+        pin = stack.pin.with_stack(next_revision(stack, tree, stack.pin), tree)
         lines.append(f"differs: upstream/pin.toml (tree {stack.pin.tree[:12]} -> {tree[:12]})")
     return Difference(lines, pin)
 
@@ -72,7 +75,7 @@ def _guard(stack: Stack, patches: list[Patch]) -> None:
             if saved.upto
             else "the work tree was made with --plain and has no commits",
             ["a refresh would drop the rest"],
-            "scripts/apply.sh",
+            f"scripts/apply.sh{stack.flag}",
         )
     have, mine = state.on_disk(stack), state.digests(patches)
     # A file may be replaced if it is what was applied, or already what would be written.
@@ -86,7 +89,7 @@ def _guard(stack: Stack, patches: list[Patch]) -> None:
                 *first([f"changed: patches/{n}" for n in sorted(foreign)]),
                 "apply with --force keeps your commits on a backup branch; cherry-pick them after",
             ],
-            "scripts/apply.sh --force",
+            f"scripts/apply.sh{stack.flag} --force",
         )
 
 
@@ -94,7 +97,9 @@ def refresh(stack: Stack, check: bool = False) -> list[str]:
     """Write (or with `check` only list) what differs; returns the list."""
     git = Git(stack.tree)
     if not (stack.tree / ".git").exists():
-        raise StackError(CHECK_FAILED, "there is no work tree yet", hint="scripts/apply.sh")
+        raise StackError(
+            CHECK_FAILED, "there is no work tree yet", hint=f"scripts/apply.sh{stack.flag}"
+        )
     if what := git.busy():
         raise StackError(
             UNSAVED, f"an unfinished {what} in the work tree", hint=f"git -C {stack.tree} status"
@@ -107,6 +112,8 @@ def refresh(stack: Stack, check: bool = False) -> list[str]:
             f"git -C {stack.tree} commit -a --fixup COMMIT",
         )
     patches = export(stack.tree, BASE)
+    if stack.upcoming:
+        return _refresh_next(stack, git, patches, check)
     if not check:
         _guard(stack, patches)
     difference = compare(stack, patches, git.tree_of("HEAD"))
@@ -129,3 +136,30 @@ def refresh(stack: Stack, check: bool = False) -> list[str]:
     for line in series.check_headers(patches):
         say(f"warning: {line}")
     return difference.files
+
+
+def _refresh_next(stack: Stack, git: Git, patches: list[Patch], check: bool) -> list[str]:
+    """The same for upstream/next, where a patch is written only if patches/ has none that does."""
+    from .sharing import write
+
+    _guard(stack, patches)
+    if late := upcoming.stale(stack):
+        raise StackError(
+            UNSAVED,
+            "patches/ changed below patches of upstream/next; a refresh would hide that",
+            first(late),
+            f"scripts/rebase.sh {stack.pin.version}",
+        )
+    names = {p.name for p in patches}
+    dropped = [p.name for p in series.load(Stack(stack.root)) if p.name not in names]
+    for name in (n for n in dropped if n not in upcoming.load(stack).dropped):
+        say(f"dropped: {name}, no commit of the work tree has it")
+    told = write(stack, git, BASE, "HEAD", patches, dropped, stack.pin, check)
+    lines = [f"differs: upstream/next/{n}" for n in told.changed]
+    if check:
+        return lines
+    stack.__dict__.pop("pin", None)
+    saved = state.digests(series.load(stack))
+    state.save(git, state.Saved(git.out("rev-parse", "HEAD"), saved))
+    applying.tag(stack, git)
+    return lines

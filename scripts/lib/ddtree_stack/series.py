@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from itertools import pairwise
 
+from . import upcoming
 from .errors import CHECK_FAILED, StackError
 from .patchfile import Patch, problems
 from .paths import Stack
@@ -23,6 +25,8 @@ def names(stack: Stack) -> list[str]:
 
 def load(stack: Stack) -> list[Patch]:
     """The patches in order. A hole, a double, an orphan or a wrong order is an error."""
+    if stack.upcoming:
+        return upcoming.overlay(stack, load(Stack(stack.root)))
     listed = names(stack)
     on_disk = {p.name for p in stack.patches.iterdir() if p.name not in GENERATED}
     bad = [f"listed, not there: {n}" for n in listed if n not in on_disk]
@@ -43,9 +47,9 @@ def load(stack: Stack) -> list[Patch]:
     return [Patch(n, (stack.patches / n).read_bytes()) for n in listed]
 
 
-def check_headers(patches: list[Patch]) -> list[str]:
-    """Every rule every patch breaks, as 'name: rule' lines."""
-    bad, earlier = [], []
+def check_headers(patches: list[Patch], dropped: Collection[str] = ()) -> list[str]:
+    """Every rule every patch breaks, as 'name: rule' lines. Upstream has those that are dropped."""
+    bad, earlier = [], list(dropped)
     for patch in patches:
         bad += [f"{patch.name}: {x}" for x in problems(patch, earlier)]
         earlier.append(patch.name)

@@ -7,6 +7,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from . import series
 from .errors import StackError
 from .export import export
 from .fetch import BASE
@@ -47,6 +48,8 @@ def save(git: Git, saved: Saved) -> None:
 
 def on_disk(stack: Stack) -> dict[str, str]:
     """Digests of the patch files as they lie there, whatever the series says."""
+    if stack.upcoming:
+        return digests(series.load(stack))
     return {p.name: Patch(p.name, p.read_bytes()).sha256 for p in stack.patches.glob("*.patch")}
 
 
@@ -72,9 +75,8 @@ def unsaved(stack: Stack) -> list[str]:
     return facts + [f"not in patches/: {git.out('log', '-1', '--format=%h %s', c)}" for c in lost]
 
 
-def backup(stack: Stack) -> str:
+def backup(git: Git) -> str:
     """Keep commits and edits under a branch before they are replaced; returns its name."""
-    git = Git(stack.tree)
     index = git.git_dir() / "ddtree-backup-index"
     env = {"GIT_INDEX_FILE": str(index)}
     try:
