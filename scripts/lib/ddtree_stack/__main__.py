@@ -87,6 +87,20 @@ def _parser(verb: str) -> _Parser:
             "--sanitize", action="store_true", help="the kernels' tests under compute-sanitizer"
         )
         p.set_defaults(pytest=[])
+    elif verb == "bisect":
+        p.description = (
+            "The first bad patch, or with --upstream the first bad commit with the stack on it. "
+            "CMD runs in a checkout: 0 is good, 125 skips, 1 to 127 is bad."
+        )
+        p.usage = "bisect.sh [--upstream DIR] --good P --bad P -- CMD..."
+        p.add_argument("--good", required=True, metavar="P", help="a patch, or base")
+        p.add_argument("--bad", required=True, metavar="P", help="a later patch")
+        p.add_argument(
+            "--upstream",
+            type=Path,
+            metavar="DIR",
+            help="a clone; --good and --bad are its revisions",
+        )
     elif verb == "demo":
         p.description = "From nothing to a tree-decoded answer; options after -- go to the demo."
         p.set_defaults(options=[])
@@ -114,7 +128,7 @@ def run(verb: str, argv: list[str]) -> int:
         at = argv.index("--")
         argv, rest = argv[:at], argv[at + 1 :]
     args = _parser(verb).parse_args(argv)
-    if rest and verb not in ("test", "demo"):
+    if rest and verb not in ("test", "demo", "bisect"):
         raise StackError(USAGE, f"unexpected: {' '.join(rest)}", hint=f"scripts/{verb}.sh --help")
     stack = Stack.here()
     if getattr(args, "next", False):
@@ -154,6 +168,8 @@ def run(verb: str, argv: list[str]) -> int:
         result(str(module.build(stack, args.device, args.out)))
     elif verb == "install":
         result(str(module.install(stack, args.device)))
+    elif verb == "bisect":
+        module.bisect(stack, args.good, args.bad, rest, args.upstream)
     elif verb == "test":
         return module.test(stack, args.suite, rest)
     elif verb == "demo":
