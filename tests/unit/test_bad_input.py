@@ -222,11 +222,6 @@ def test_usage_errors(golden, verb, args):
     assert f"{verb}.sh: error[2]:" in done.stderr and "hint: " in done.stderr
 
 
-def test_upstream_suite_says_it_comes_later(golden):
-    done = golden.script("test", "upstream")
-    assert done.returncode == USAGE and "hint: " in done.stderr
-
-
 def test_damaged_pin(golden):
     golden.stack.pin_file.write_text("[upstream\n")
     done = golden.script("apply")

@@ -72,19 +72,34 @@ def _parser(verb: str) -> _Parser:
         p.add_argument("--device", choices=("cuda", "cpu"), help="default: what this machine has")
         if verb == "build":
             p.add_argument("--out", type=Path, help="folder of the wheel (default: dist/DEVICE)")
+            p.add_argument(
+                "--prove",
+                action="store_true",
+                help="build twice, compare; install with dependencies, pip check, vllm --version",
+            )
+            p.add_argument(
+                "--from-source", action="store_true", help="compile upstream's native code, too"
+            )
+            p.add_argument("--arch", metavar="LIST", help='with --from-source, such as "10.0 12.0"')
     elif verb == "test":
         p.description = (
             "Run tests/unit (scripts), tests/tree against .venv (tree), or both (all); "
-            "gpu: tests/tree and the patches' tests on a CUDA device."
+            "gpu: tests/tree and the patches' tests on a CUDA device; "
+            "upstream: upstream's own tests, which must pass as they do on the unpatched pin."
         )
-        p.usage = "test.sh [scripts|tree|gpu|upstream|all] [options of gpu] [-- PYTEST...]"
+        p.usage = "test.sh [scripts|tree|gpu|upstream|all] [options of the suite] [-- PYTEST...]"
         suites = ("scripts", "tree", "gpu", "upstream", "all")
         p.add_argument("suite", nargs="?", default="all", choices=suites)
         gpu = p.add_argument_group("options of gpu")
         gpu.add_argument("--mode", action="append", help="of tests/tree/modes.py, or patches")
-        gpu.add_argument("--jobs", type=int, metavar="N", help="processes at a time")
+        gpu.add_argument("--jobs", type=int, metavar="N", help="processes at a time (upstream too)")
         gpu.add_argument(
             "--sanitize", action="store_true", help="the kernels' tests under compute-sanitizer"
+        )
+        own = p.add_argument_group("options of upstream")
+        own.add_argument("--gpu", action="store_true", help="the files that need a GPU")
+        own.add_argument(
+            "--record", action="store_true", help="run the unpatched pin and store what it does"
         )
         p.set_defaults(pytest=[])
     elif verb == "bisect":
@@ -101,6 +116,12 @@ def _parser(verb: str) -> _Parser:
             metavar="DIR",
             help="a clone; --good and --bad are its revisions",
         )
+    elif verb == "mirror":
+        p.description = "A slim copy of a clone of upstream, for quick rebases and bisects."
+        p.add_argument("clone", type=Path, nargs="?", metavar="CLONE", help="a clone of upstream")
+        p.add_argument("--out", type=Path, help="the mirror (default: .work/mirror.git)")
+        p.add_argument("--minimal", action="store_true", help="only files that a patch touches")
+        p.add_argument("--list", action="store_true", help="print the paths it keeps, no more")
     elif verb == "demo":
         p.description = "From nothing to a tree-decoded answer; options after -- go to the demo."
         p.set_defaults(options=[])
@@ -135,12 +156,18 @@ def run(verb: str, argv: list[str]) -> int:
         stack = stack.next()
         if not stack.pin_file.is_file():
             raise StackError(USAGE, "there is no upstream/next", hint="scripts/rebase.sh VERSION")
-    if verb == "test" and args.suite == "gpu":
+    if verb == "test" and args.suite == "gpu" and not (args.gpu or args.record):
         from . import gpu
 
         return gpu.test(stack, rest, args.mode, args.jobs, args.sanitize)
+    if verb == "test" and args.suite == "upstream" and not (args.mode or args.sanitize):
+        from . import upstream
+
+        return upstream.test(stack, rest, args.gpu, args.record, args.jobs)
     if verb == "test" and (args.mode or args.jobs or args.sanitize):
         raise StackError(USAGE, "--mode, --jobs and --sanitize are options of gpu")
+    if verb == "test" and (args.gpu or args.record):
+        raise StackError(USAGE, "--gpu and --record are options of upstream")
     module = importlib.import_module(f".{verb}" if verb != "test" else ".testing", __package__)
     if verb == "fetch":
         result(f"base {module.fetch(stack, args.offline)} tree {stack.pin.sdist_tree}")
@@ -165,9 +192,25 @@ def run(verb: str, argv: list[str]) -> int:
     elif verb == "rebase":
         module.rebase(stack, args.version, args.action, args.offline)
     elif verb == "build":
-        result(str(module.build(stack, args.device, args.out)))
+        if args.arch and not args.from_source:
+            raise StackError(USAGE, "--arch is an option of --from-source")
+        if args.from_source:
+            if args.device == "cpu":
+                raise StackError(USAGE, "--from-source is for --device cuda")
+            archs = args.arch or " ".join(stack.pin.architectures)
+            result(str(module.from_source(stack, archs, args.out, args.prove)))
+        else:
+            result(str(module.build(stack, args.device, args.out, args.prove)))
     elif verb == "install":
         result(str(module.install(stack, args.device)))
+    elif verb == "mirror":
+        if args.list:
+            for path in module.wanted(stack, args.minimal):
+                result(path)
+        elif args.clone is None:
+            raise StackError(USAGE, "no clone of upstream given", hint="scripts/mirror.sh --help")
+        else:
+            result(str(module.mirror(stack, args.clone, args.out, args.minimal)))
     elif verb == "bisect":
         module.bisect(stack, args.good, args.bad, rest, args.upstream)
     elif verb == "test":

@@ -21,6 +21,7 @@ from .fetch import BASE, fetch
 from .files import temp_dir
 from .git import Git, clean_env, first
 from .install import installed
+from .mirror import commit_map
 from .patchfile import inject_name
 from .paths import Stack
 from .prefixes import Checkout
@@ -199,7 +200,12 @@ def _upstream(
             return f"{patches[number - 1].name} does not apply"
 
         env, switch = _runnable(stack, tree)
-        show = lambda c: git.out("log", "-1", "--format=%h (%s)", c)  # noqa: E731
+        ids = commit_map(Path(Git(clone).out("rev-parse", "--absolute-git-dir")))
+
+        def show(commit: str) -> str:
+            told = git.out("log", "-1", "--format=%h (%s)", commit)
+            return f"{told}, upstream's {ids[commit][:12]}" if commit in ids else told
+
         yield Bench(git, command, env, switch, prepare, show), revs[good] or "", revs[bad] or ""
 
 

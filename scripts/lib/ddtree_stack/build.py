@@ -1,6 +1,7 @@
-"""build: patched Python over the pinned wheel's binaries.
+"""build: patched Python over the pinned wheel's binaries, or everything from source.
 
-No compiler runs. A patch that would need one is refused, for its wheel would run old binaries.
+Without --from-source no compiler runs. A patch that would need one is refused, for its wheel would
+run old binaries.
 """
 
 from __future__ import annotations
@@ -10,10 +11,11 @@ import re
 import shutil
 import subprocess
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from . import series
+from . import proof, series, source
 from .apply import apply
 from .errors import CHECK_FAILED, StackError
 from .fetch import BASE
@@ -166,23 +168,31 @@ def make_image(stack: Stack, device: str, commit: str = "HEAD") -> Image:
     return Image(device, version, info, tag, entries, source)
 
 
-def provenance(stack: Stack, device: str, commit: str) -> bytes:
-    """What this wheel was made from; carried inside it too."""
-    pin, art = stack.pin, stack.pin.wheels[device]
+def provenance(
+    stack: Stack, device: str, commit: str, more: Mapping[str, object] = {}, compiled: bool = False
+) -> bytes:
+    """What this wheel was made from; carried inside it too, without `more`."""
+    pin, art = stack.pin, stack.pin.wheels.get(device)
+    binaries = {"name": art.name, "sha256": art.sha256} if art and not compiled else None
     told = {
         "version": pin.built_version(device),
         "device": device,
         "tree": Git(stack.tree).tree_of(commit),
         "base_tree": pin.sdist_tree,
         "sdist": {"name": pin.sdist.name, "sha256": pin.sdist.sha256},
-        "binaries": {"name": art.name, "sha256": art.sha256},
+        "binaries": binaries,
         "patches": [{"name": p.name, "sha256": p.sha256} for p in series.load(stack)],
+        **more,
     }
     return json.dumps(told, indent=2).encode() + b"\n"
 
 
-def build(stack: Stack, device: str | None, out: Path | None = None) -> Path:
-    """Write wheel, SHA256SUMS and provenance.json into a folder; returns the wheel."""
+def build(stack: Stack, device: str | None, out: Path | None = None, prove: bool = False) -> Path:
+    """Write wheel, SHA256SUMS and provenance.json into a folder; returns the wheel.
+
+    RECORD, metadata and, for CUDA, the GPUs it has code for are always proved. With `prove` it is
+    built twice and must give the same bits, and is installed with its dependencies.
+    """
     device = device or detect_device()
     out = out or stack.root / "dist" / device
     refuse_native(stack)
@@ -191,14 +201,63 @@ def build(stack: Stack, device: str | None, out: Path | None = None) -> Path:
     apply(stack)
     image = make_image(stack, device)
     date = time.gmtime(stack.pin.epoch)[:6]
-    with step(f"build {image.filename}"), temp_dir(out / image.filename) as temp:
+    with temp_dir(out / image.filename) as temp:
         wheel = temp / image.filename
-        write_wheel(wheel, image.entries, image.info, image.source, date)
-        (temp / "provenance.json").write_bytes(provenance(stack, device, "HEAD"))
-        names = [image.filename, "provenance.json"]
-        sums = "".join(f"{sha256_file(temp / n)}  {n}\n" for n in names)
-        (temp / "SHA256SUMS").write_text(sums)
-        for name in (*names, "SHA256SUMS"):
-            (temp / name).replace(out / name)
+        with step(f"build {image.filename}"):
+            write_wheel(wheel, image.entries, image.info, image.source, date)
+        if prove:
+            again = temp / f"again-{image.filename}"
+            with step("build it again"):
+                second = make_image(stack, device)
+                write_wheel(again, second.entries, second.info, second.source, date)
+            if sha256_file(again) != sha256_file(wheel):
+                raise StackError(CHECK_FAILED, "two builds give different bits")
+            again.unlink()
+        _finish(stack, wheel, device, out, stack.pin.architectures, prove)
     say(f"{image.version}, tree {stack.pin.tree}")
     return out / image.filename
+
+
+def from_source(stack: Stack, arch: str, out: Path | None = None, prove: bool = False) -> Path:
+    """Compile upstream's native code, too: `build` for other architectures or native patches."""
+    archs = source.architectures(arch)
+    out = out or stack.root / "dist" / "cuda-source"
+    apply(stack)
+    with temp_dir(stack.work / "source") as temp:
+        tree = source.patched_checkout(stack, temp)
+        source.require(stack, tree)
+        (temp / "out").mkdir()
+        wheel = source.compile_wheel(stack, tree, archs, temp / "out")
+        plain = [a.rstrip("af") for a in archs]
+        _finish(stack, wheel, "cuda", out, plain, prove, compiled=True)
+    return out / wheel.name
+
+
+def _finish(
+    stack: Stack,
+    wheel: Path,
+    device: str,
+    out: Path,
+    archs: list[str],
+    prove: bool,
+    compiled: bool = False,
+) -> None:
+    """Prove the wheel and move it into `out` with its provenance and sums."""
+    more: dict[str, object] = {}
+    with step("prove RECORD, metadata" + (" and GPU code" if device == "cuda" else "")):
+        proof.prove_files(wheel)
+        if device == "cuda":
+            more["gpu_code"] = code = proof.gpu_code(wheel)
+            proof.prove_gpu_code(wheel, code, archs)
+            for name, has in code.items():
+                say(f"  {name}: sm {' '.join(has['sm'])}; PTX {' '.join(has['ptx']) or 'none'}")
+    if prove:
+        proof.prove_installs(wheel, stack.work)
+    temp = wheel.parent
+    (temp / "provenance.json").write_bytes(provenance(stack, device, "HEAD", more, compiled))
+    names = [wheel.name, "provenance.json"]
+    sums = "".join(f"{sha256_file(temp / n)}  {n}\n" for n in names)
+    (temp / "SHA256SUMS").write_text(sums)
+    out.mkdir(parents=True, exist_ok=True)
+    for name in (*names, "SHA256SUMS"):
+        shutil.move(temp / name, out / name)

@@ -10,14 +10,15 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-
-from unearth import PackageFinder
-from unearth.fetchers.sync import PyPIClient
+from typing import TYPE_CHECKING
 
 from .errors import UPSTREAM, StackError
 from .files import sha256_file, temp_dir
 from .pin import Artifact
 from .ui import say, step
+
+if TYPE_CHECKING:
+    from unearth import PackageFinder
 
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 
@@ -51,6 +52,10 @@ def pip_settings() -> dict[str, str]:
 
 def finder() -> PackageFinder:
     """Looks at every index and folder pip would look at."""
+    # A cached file needs neither library nor index: a GPU machine may have neither.
+    from unearth import PackageFinder
+    from unearth.fetchers.sync import PyPIClient
+
     have = pip_settings()
     urls = have.get("index-url", "").split()
     if not urls and have.get("no-index", "").lower() not in ("1", "true", "yes"):
