@@ -12,7 +12,6 @@ import gc
 import json
 import os
 import re
-import time
 from pathlib import Path
 
 import pytest
@@ -62,7 +61,7 @@ class Recorder:
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
         file = item.nodeid.partition("::")[0]
-        self.began = time.process_time()
+        self.began = used()
         self.write(id=item.nodeid, outcome="started")
         # Processor time: a busy machine cuts no test off.
         if self.limit and self.spent.get(file, 0.0) > self.limit:
@@ -76,9 +75,14 @@ class Recorder:
             self.write(id=report.nodeid, outcome=outcome, why=reason(report))
         if report.when == "teardown":
             file = report.nodeid.partition("::")[0]
-            used = time.process_time() - self.began
-            self.spent[file] = self.spent.get(file, 0.0) + used
-            self.write(id=report.nodeid, outcome="ended", cpu=round(used, 3))
+            cpu = used() - self.began
+            self.spent[file] = self.spent.get(file, 0.0) + cpu
+            self.write(id=report.nodeid, outcome="ended", cpu=round(cpu, 3))
+
+
+def used() -> float:
+    """Processor seconds of this process and of those it started and has waited for."""
+    return sum(os.times()[:4])
 
 
 def reason(report: pytest.CollectReport | pytest.TestReport) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from . import features, refresh, series
+from . import features, refresh, series, upstream
 from .apply import commit_patches, expect_tree
 from .errors import CHECK_FAILED, StackError
 from .export import export
@@ -61,6 +61,12 @@ def quick(stack: Stack) -> list[Patch]:
         raise fail("README's table does not fit the tests", [], "scripts/refresh.sh")
     if stack.pin_file.read_text() != stack.pin.render():
         raise fail("upstream/pin.toml was edited by hand", [], "git checkout upstream/pin.toml")
+    if bad := upstream.problems(stack):
+        raise fail(
+            "what upstream's tests do on the pin is not told right",
+            bad,
+            "scripts/test.sh upstream --record",
+        )
     style(stack)
     result(f"quick: {len(patches)} patches, series, headers, table, pin and style are right")
     return patches

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import resource
 import shutil
 import subprocess
 import time
@@ -103,6 +104,7 @@ class Python:
     env: dict[str, str]
     package: Path
     device: str
+    timeout: bool = True  # has it pytest-timeout?
 
 
 def _folder(stack: Stack) -> Path:
@@ -199,7 +201,8 @@ def run(
         command = [python.path, "-m", "pytest", "-p", "upstream_plugin", "-p", "no:cacheprovider"]
         command += ["-q", "--tb=line", "--no-header", "-W", "ignore", "--disable-warnings"]
         command += ["--continue-on-collection-errors"]
-        command += [f"--timeout={suite.test_limit:g}", *pytest]
+        command += [f"--timeout={suite.test_limit:g}"] if python.timeout else []
+        command += pytest
 
         def share(number: int) -> dict[str, Outcome]:
             found: dict[str, Outcome] = {}
@@ -296,13 +299,17 @@ def _interpreter(stack: Stack, gpu: bool) -> Python | str:
         # Chosen before upstream's conftest.py imports vllm.
         env |= {"TRITON_INTERPRET": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
         env.setdefault("OMP_NUM_THREADS", "1")
-    code = "import importlib.util as u; print(u.find_spec('vllm').submodule_search_locations[0])"
+    code = (
+        "import importlib.util as u; print(u.find_spec('vllm').submodule_search_locations[0]);"
+        "print(u.find_spec('pytest_timeout') is not None)"
+    )
     seen = subprocess.run(
         [path, "-c", code], cwd="/", env=env, capture_output=True, text=True, check=False
     )
     if seen.returncode:
         raise StackError(CHECK_FAILED, f"{path} has no vllm", seen.stderr.splitlines()[-3:])
-    return Python(path, env, Path(seen.stdout.strip()), "cuda" if gpu else "cpu")
+    package, timeout = seen.stdout.splitlines()[-2:]
+    return Python(path, env, Path(package), "cuda" if gpu else "cpu", timeout == "True")
 
 
 def test(
@@ -315,15 +322,15 @@ def test(
     """Compare the patched tree with the unpatched pin; 1 when a test got worse.
 
     Args:
-        pytest: options for pytest; files of upstream's among them select those files.
+        pytest: options for pytest; what begins with `tests/` selects folders, files or tests.
         gpu: the tests that the CPU's table says need a GPU, on a CUDA device.
         record: run the unpatched pin and store its outcomes, even if they are there.
         jobs: processes at a time; 2, on a GPU 1.
 
     """
     suite = Suite.load(stack)
-    chosen = [x for x in pytest if x.startswith("tests/") and x.partition("::")[0].endswith(".py")]
-    others = [x for x in pytest if x not in chosen]
+    chosen = [x.rstrip("/") for x in pytest if x.startswith("tests/")]
+    others = [x for x in pytest if not x.startswith("tests/")]
     python = _interpreter(stack, gpu)
     if isinstance(python, str):
         say(f"== upstream: skipped: {python}")
@@ -331,7 +338,7 @@ def test(
     jobs = jobs or (1 if gpu else 2)
     with trees(stack, python) as tree:
         files = suite.files(tree)
-        if unknown := [x for x in chosen if x.partition("::")[0] not in files]:
+        if unknown := [x for x in chosen if not any(_holds(x, f) for f in files)]:
             raise StackError(
                 USAGE, f"not in the suite: {', '.join(unknown)}", suite.areas, "ls .work/vllm/tests"
             )
@@ -339,23 +346,17 @@ def test(
             files = _gpu_files(stack, files)
         stored = load(stack, python.device)
         if stored is None or record:
+            asked = [f for f in files if not chosen or any(_holds(x, f) for x in chosen)]
+            with step(f"upstream's tests on the unpatched pin ({len(asked)} files)"):
+                stored = run(stack, python, tree, suite, asked, None, others, jobs)
             if chosen or others:
-                raise StackError(
-                    USAGE,
-                    "the unpatched pin's outcomes are not stored for this pin and suite",
-                    ["they are taken of the whole suite"],
-                    f"scripts/test.sh upstream {'--gpu ' if gpu else ''}--record",
-                )
-            with step(f"upstream's tests on the unpatched pin ({len(files)} files)"):
-                stored = run(stack, python, tree, suite, files, jobs=jobs)
-            passed = sum(o.outcome == _GOOD for o in stored.values())
-            if not gpu and passed < MINIMUM:
-                few = first(sorted({o.why for o in stored.values() if o.outcome == "failed"}))
-                raise StackError(CHECK_FAILED, f"only {passed} tests pass unpatched", few)
-            save(stack, python.device, stored)
+                say("not stored: that takes the whole suite")
+            else:
+                _expect_enough(stored, python)
+                save(stack, python.device, stored)
         good = {n for n, o in stored.items() if o.outcome == _GOOD}
         if chosen:
-            good = {n for n in good if any(_below(n, x) for x in chosen)}
+            good = {n for n in good if any(_holds(x, n) for x in chosen)}
         wanted = sorted({_file(n) for n in good})
         patch_tree(stack, tree)
         with step(f"upstream's tests on the patched tree ({len(wanted)} files)"):
@@ -368,6 +369,8 @@ def test(
             again = run(stack, python, tree, suite, sorted({_file(n) for n in worse}), worse)
             worse = {n: _found(again, n) for n in worse if _found(again, n).outcome != _GOOD}
     passed = len(good) - len(worse)
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    say(f"{used.ru_utime + used.ru_stime:.0f} s of CPU")
     result(
         f"upstream: {passed} of {len(good)} tests in {len(wanted)} files pass as they do on "
         f"vLLM {stack.pin.version} unpatched; worse: {len(worse)}"
@@ -386,8 +389,19 @@ def _file(node: str) -> str:
     return node.partition("::")[0]
 
 
-def _below(node: str, chosen: str) -> bool:
-    return node == chosen or node.startswith((f"{chosen}::", f"{chosen}["))
+def _holds(chosen: str, node: str) -> bool:
+    """Is this test or file the chosen folder, file or test, or below it?"""
+    if "::" in chosen and "::" not in node:
+        return _file(chosen) == node
+    return node == chosen or node.startswith((f"{chosen}/", f"{chosen}::", f"{chosen}["))
+
+
+def _expect_enough(stored: dict[str, Outcome], python: Python) -> None:
+    """A machine on which upstream's tests fail for its own reasons has nothing to tell."""
+    passed = sum(o.outcome == _GOOD for o in stored.values())
+    if python.device == "cpu" and passed < MINIMUM:
+        few = first(sorted({o.why for o in stored.values() if o.outcome == "failed"}))
+        raise StackError(CHECK_FAILED, f"only {passed} tests pass unpatched", few)
 
 
 def _found(now: dict[str, Outcome], node: str) -> Outcome:
@@ -406,25 +420,32 @@ def load(stack: Stack, device: str) -> dict[str, Outcome] | None:
         return None
     if data.get("key") != key(stack, device):
         return None
-    found = {}
-    for file, tests in data["files"].items():
-        for outcome, nodes in tests.items():
-            for text in nodes:
-                name, _, why = text.partition("  # ")
-                found[f"{file}::{name}" if name else file] = Outcome(outcome, why)
-    return found
+    return {
+        f"{file}::{name}" if name else file: Outcome(outcome, why)
+        for file, outcomes in data["files"].items()
+        for outcome, reasons in outcomes.items()
+        for why, names in reasons.items()
+        for name in names
+    }
 
 
 def save(stack: Stack, device: str, outcomes: dict[str, Outcome]) -> None:
-    """Write the outcomes and the table that is made of them."""
-    files: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
+    """Write the outcomes (file: outcome: reason: tests) and the table that is made of them."""
+    files: dict[str, dict[str, dict[str, list[str]]]] = {}
     for node in sorted(outcomes):
         one, (file, _, name) = outcomes[node], node.partition("::")
-        files[file][one.outcome].append(f"{name}  # {one.why}" if one.why else name)
-    data = {"key": key(stack, device), "files": {f: dict(files[f]) for f in sorted(files)}}
-    write_atomic(base_file(stack, device), json.dumps(data, indent=1).encode() + b"\n")
+        reasons = files.setdefault(file, {}).setdefault(one.outcome, {})
+        reasons.setdefault(_plain(one.why), []).append(name)
+    data = {"key": key(stack, device), "files": files}
+    write_atomic(base_file(stack, device), json.dumps(data, indent=0).encode() + b"\n")
     if device == "cpu":
-        write_atomic(_folder(stack) / "README.md", table(stack, outcomes).encode())
+        write_atomic(_folder(stack) / "README.md", table(stack, load(stack, device) or {}).encode())
+
+
+def _plain(why: str) -> str:
+    """A reason without this machine's folders and addresses."""
+    why = re.sub(r"(?<![\w/])(?:/[\w.+@-]+)+/(?=[\w.+-])", "", why)
+    return re.sub(r"0x[0-9a-f]{6,}", "0x...", why)
 
 
 def kind(one: Outcome) -> str:
@@ -502,8 +523,7 @@ def table(stack: Stack, outcomes: dict[str, Outcome]) -> str:
 
 
 def _cell(text: str, limit: int = 90) -> str:
-    """A reason as a cell: short, without what breaks tables or differs between machines."""
-    text = re.sub(r"/(?:[\w.+-]+/)+", "", text)
+    """A reason as a cell: short, without what breaks tables."""
     text = re.sub(r"[|<>`*_]", lambda m: "\\" + m[0], text)
     return text if len(text) <= limit else text[: limit - 3].rstrip("\\ ") + "..."
 
