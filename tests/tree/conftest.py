@@ -34,6 +34,7 @@ import pytest
 
 import tiny_models
 
+LONGEST = ("test_compile_targets.py", "test_hybrid.py", "test_shapes.py", "test_real_pair.py")
 PROMPT_LENGTHS = (1, 5, 31, 32, 33, 64, 97, 130)
 
 
@@ -48,8 +49,8 @@ def pytest_report_header():
 
 
 def pytest_collection_modifyitems(items):
-    # The longest file first, or one worker is left alone with it at the end.
-    items.sort(key=lambda item: item.path.name != "test_distribution.py")
+    # The longest files first, or one worker is left alone with one of them at the end.
+    items.sort(key=lambda item: item.path.name not in LONGEST)
     for item in items:
         if MODE.on_gpu:
             item.add_marker(pytest.mark.gpu)
