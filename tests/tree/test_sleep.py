@@ -35,7 +35,6 @@ class Watcher(Planter):
         super().plant(speculator, input_batch)
 
 
-@pytest.mark.feature("sleep mode")
 def test_before_and_after(models, truths):
     ids, truth = prompts(), [t[:NUM_TOKENS] for t in truths("qwen3", 0.0)]
     planter = Watcher({tuple(p): t for p, t in zip(ids, truths("qwen3", 0.0))})

@@ -130,6 +130,9 @@ TARGETS = {
     "compressed-tensors W4A16": quantized("compressed-tensors W4A16"),
     "AWQ": quantized("AWQ"),
     "GPTQ": quantized("GPTQ"),
+}
+# Not among README's features until they have run.
+UNTRIED = {
     "fp8": quantized("fp8", gpu_only=NO_FP8),
     "fp8 in blocks": quantized("fp8 in blocks", gpu_only=NO_FP8),
 }
@@ -212,9 +215,9 @@ class Watcher(Planter):
 
 
 @pytest.mark.feature(keys="TARGETS")
-@pytest.mark.parametrize("name", TARGETS)
+@pytest.mark.parametrize("name", TARGETS | UNTRIED)
 def test_trees_equal_no_speculation(name, tmp_path):
-    target = TARGETS[name]
+    target = (TARGETS | UNTRIED)[name]
     if target.gpu_only and not MODE.on_gpu:
         pytest.skip(target.gpu_only)
     if target.module and not importlib.util.find_spec(target.module):
