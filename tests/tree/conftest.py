@@ -189,6 +189,14 @@ def counters(llm) -> dict[str, float]:
     }
 
 
+@contextmanager
+def counting(llm):
+    """Yields a dictionary that in the end has what `counters` rose by."""
+    before, rise = counters(llm), {}
+    yield rise
+    rise |= {name: value - before[name] for name, value in counters(llm).items()}
+
+
 def tokens_per_step(llm) -> float:
     """Mean tokens a verify step of a request yields, the bonus token included."""
     c = counters(llm)

@@ -10,7 +10,7 @@ changes is neither close nor rare.
 from contextlib import contextmanager
 from unittest import mock
 
-from conftest import MODE, counters, engine, generate, inputs, prompts
+from conftest import MODE, counting, engine, generate, inputs, prompts
 from planting import Planter, planting
 
 
@@ -186,10 +186,9 @@ def run_planted(models, truth, architecture, temperature, num_nodes, depth, num_
         # Warm-up plants nothing; what counts starts here.
         planter.planted.clear()
         replayed.clear()
-        before = counters(llm)
-        outputs = generate(llm, ids, sampling(temperature, num_tokens, len(ids)))
-        after = counters(llm)
+        with counting(llm) as spec:
+            outputs = generate(llm, ids, sampling(temperature, num_tokens, len(ids)))
     assert_same(outputs, truth.cut(num_tokens))
     # Trees ran in the graphs of this mode, not beside them.
     assert (len(replayed) > len(planter.planted) / len(ids) / 2) == MODE.graphs
-    return planter, {k: after[k] - before[k] for k in after}
+    return planter, spec

@@ -10,7 +10,7 @@ import random
 
 import pytest
 
-from conftest import counters, engine
+from conftest import counting, engine
 from planting import Planter, planting
 from tiny_models import make_drafter
 
@@ -157,8 +157,7 @@ def test_trees_equal_no_speculation(gemma, drafter, truth, num_nodes, drafted, p
         if drafted:
             assert_same(run(llm, drafted, 16), truth)
         planter.plant = plant
-        before = counters(llm)
-        assert_same(run(llm, planted), truth)
-        spec = {k: v - before[k] for k, v in counters(llm).items()}
+        with counting(llm) as spec:
+            assert_same(run(llm, planted), truth)
     mean = sum(planter.planted) / len(planter.planted)
     assert spec["accepted_tokens"] / spec["drafts"] > 0.8 * mean > 1.5

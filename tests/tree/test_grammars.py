@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import pytest
 
 import real_pair
-from conftest import counters, engine, prompts
+from conftest import counters, counting, engine, prompts
 from lossless import verifying
 from planting import Planter, planting
 
@@ -144,11 +144,9 @@ def test_both_backends_mask_every_path(models):
     ):
         for backend in BACKENDS:
             use_backend(llm, backend)
-            before = counters(llm)
-            with accepted_paths() as paths:
+            with accepted_paths() as paths, counting(llm) as spec:
                 outputs = answers(llm, ids[backend], tuned)
             assert tokens_of(outputs) == truth[backend]
-            spec = {k: v - before[k] for k, v in counters(llm).items()}
             assert spec["accepted_tokens"] > 1.5 * spec["drafts"]
             # Refused drafts do not count as proposed.
             assert spec["draft_tokens"] < 0.8 * NUM_NODES * spec["drafts"]

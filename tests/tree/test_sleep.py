@@ -6,7 +6,7 @@ KV caches. What was in it does not, unless it was put aside.
 
 import pytest
 
-from conftest import counters, engine, generate, prompts
+from conftest import counting, engine, generate, prompts
 from lossless import assert_accepted, sampling
 from planting import Planter, planting
 
@@ -44,11 +44,10 @@ def test_before_and_after(models, truths):
         planter.drawn = {}
         planter.rng.seed(0)
         planter.planted.clear()
-        before = counters(llm)
-        outputs = generate(llm, ids, sampling(0.0, NUM_TOKENS, len(ids)))
-        after = counters(llm)
+        with counting(llm) as spec:
+            outputs = generate(llm, ids, sampling(0.0, NUM_TOKENS, len(ids)))
         assert outputs == truth
-        assert_accepted(planter, {name: after[name] - before[name] for name in after})
+        assert_accepted(planter, spec)
         return planter.drawn
 
     def assert_drawn_again(drawn) -> None:

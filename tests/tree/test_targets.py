@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import save_file
 
 import tiny_models
-from conftest import MODE, counters, engine, generate, prompts
+from conftest import MODE, counting, engine, generate, prompts
 from lossless import answer, assert_same, sampling
 from planting import Planter, planting
 from quantized import quantize
@@ -242,9 +242,8 @@ def test_trees_equal_no_speculation(name, tmp_path):
         engine(str(folder), str(drafter), num_tokens=NUM_NODES, **target.options) as llm,
     ):
         planter.planted.clear()
-        before = counters(llm)
-        outputs = generate(llm, inputs, params, **options)
-        spec = {k: v - before[k] for k, v in counters(llm).items()}
+        with counting(llm) as spec:
+            outputs = generate(llm, inputs, params, **options)
     assert_same(outputs, truth)
     lengths = [length for length in planter.planted if length]
     assert len(lengths) > 12 and sum(lengths) > 2 * len(lengths)

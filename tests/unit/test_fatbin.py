@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from conftest import make_wheel
 from ddtree_stack import fatbin, proof
 from ddtree_stack.errors import CHECK_FAILED, UPSTREAM, StackError
-from ddtree_stack.wheel import record_digest
 
 
 def image(kind: int, arch: int, body: bytes) -> bytes:
@@ -54,12 +54,7 @@ def cuda_wheel(path: Path, archs: list[int]) -> Path:
         f"{info}/METADATA": f"Metadata-Version: 2.4\nName: {project}\nVersion: {version}\n".encode(),
         f"{info}/WHEEL": b"Wheel-Version: 1.0\n",
     }
-    rows = [f"{n},{record_digest(d)},{len(d)}" for n, d in files.items()]
-    files[f"{info}/RECORD"] = "\n".join([*rows, f"{info}/RECORD,,", ""]).encode()
-    with zipfile.ZipFile(path, "w") as z:
-        for name, data in files.items():
-            z.writestr(name, data)
-    return path
+    return make_wheel(path, files)
 
 
 def test_images_of_containers_with_padding_between():
@@ -163,12 +158,7 @@ def console_wheel(path: Path, says: str, needs: str = "") -> Path:
         f"{info}/WHEEL": b"Wheel-Version: 1.0\nRoot-Is-Purelib: false\nTag: py3-none-any\n",
         f"{info}/entry_points.txt": b"[console_scripts]\nvllm = vllm:main\n",
     }
-    rows = [f"{n},{record_digest(d)},{len(d)}" for n, d in files.items()]
-    files[f"{info}/RECORD"] = "\n".join([*rows, f"{info}/RECORD,,", ""]).encode()
-    with zipfile.ZipFile(path, "w") as z:
-        for name, data in files.items():
-            z.writestr(name, data)
-    return path
+    return make_wheel(path, files)
 
 
 def test_it_is_installed_and_says_its_version(tmp_path, capsys):

@@ -14,7 +14,7 @@ from .fetch import BASE
 from .git import Git
 from .install import install
 from .paths import Stack
-from .prefixes import Checkout, module_name, run_tests
+from .prefixes import Checkout, judge_imports, module_name, run_tests
 from .ui import result, say, step
 
 # Names that are not there (any more), unused imports, syntax; style is the same on both releases.
@@ -74,10 +74,8 @@ def _import(at: Checkout, files: list[str], tip: str) -> None:
     at.switch(BASE)
     known = at.imports(list(told))
     at.switch(tip)
-    if bad := [f"{m}: {e}" for m, e in told.items() if known[m] != e]:
+    if bad := judge_imports(told, known):
         raise fail("a module does not import", bad)
-    for m, e in told.items():
-        say(f"  {m}: does not import, nor does upstream's ({e})")
 
 
 def _lint(tree: Path, files: list[str], tip: str) -> None:

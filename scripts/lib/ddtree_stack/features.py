@@ -45,12 +45,11 @@ def table(stack: Stack) -> str:
                 works += names
             else:
                 falls_back += [(name, why) for name in names]
-    (config,) = added_files(stack, _CONFIG).values()
-    (tests,) = added_files(stack, _CONFIG_TESTS).values()
-    refused = list(refusals(config))
+    files = added_files(stack, (_CONFIG, _CONFIG_TESTS))
+    refused = list(refusals(files[_CONFIG]))
     named = {
         node.value
-        for node in ast.walk(ast.parse(tests))
+        for node in ast.walk(ast.parse(files[_CONFIG_TESTS]))
         if isinstance(node, ast.Constant) and isinstance(node.value, str)
     }
     named = {name for name in named if len(name) >= _SHORTEST}

@@ -141,8 +141,8 @@ def patch_tests(stack: Stack, folder: Path) -> list[Path]:
     return sorted(folder / f for path in files if (f := Path(path).name).startswith("test_"))
 
 
-def added_files(stack: Stack, prefix: str) -> dict[str, str]:
-    """Python files that the patches add at this path or below it, as the last patch leaves them."""
+def added_files(stack: Stack, prefix: str | tuple[str, ...]) -> dict[str, str]:
+    """Python files the patches add at or below these paths, as the last patch leaves them."""
     found: dict[str, list[str]] = {}
     for name in stack.series_file.read_text().split():
         for part in (stack.patches / name).read_text().split("\ndiff --git ")[1:]:

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import time
 from collections import deque
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -177,7 +178,8 @@ def _prefix(at: Checkout, commit: str, patch: Patch, known: dict[str, str], test
     at.switch(commit)
     if bad := at.compiles([f for f in patch.files if f.endswith(".py")]):
         raise StackError(CHECK_FAILED, f"{patch.name}: does not compile", first(bad))
-    _imports(at, patch, known)
+    if bad := judge_imports(at.imports(_modules(at, patch)), known):
+        raise StackError(CHECK_FAILED, f"{patch.name}: a module does not import", first(bad))
     if not patch.tests:
         return "no tests"
     return "tests not run" if tests == "none" else run_tests(at, patch.name, patch.tests)
@@ -195,14 +197,17 @@ def _base_failures(at: Checkout, patches: list[Patch]) -> dict[str, str]:
     return {n: e for n, e in at.imports(names).items() if e}
 
 
-def _imports(at: Checkout, patch: Patch, known: dict[str, str]) -> None:
-    told = at.imports(_modules(at, patch))
-    bad = {m: e for m, e in told.items() if e and known.get(m) != e}
-    if bad:
-        facts = [f"{m}: {e}" for m, e in bad.items()]
-        raise StackError(CHECK_FAILED, f"{patch.name}: a module does not import", first(facts))
-    for m in (m for m, e in told.items() if e):
-        say(f"  {m}: does not import, nor does upstream's ({known[m]})")
+def judge_imports(told: Mapping[str, str | None], known: Mapping[str, str | None]) -> list[str]:
+    """Of what `imports` told, errors that upstream's own modules (`known`) do not have.
+
+    Those that they have are said.
+    """
+    failed = {m: e for m, e in told.items() if e}
+    if bad := [f"{m}: {e}" for m, e in failed.items() if known.get(m) != e]:
+        return bad
+    for m, e in failed.items():
+        say(f"  {m}: does not import, nor does upstream's ({e})")
+    return []
 
 
 def run_tests(at: Checkout, name: str, nodes: list[str]) -> str:

@@ -7,8 +7,6 @@ cache from one to the next.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
-from statistics import median
 from typing import Any
 
 import torch
@@ -23,10 +21,11 @@ from vllm.third_party.flash_linear_attention.ops.fused_recurrent import (
     fused_recurrent_gated_delta_rule_packed_decode,
 )
 
+from ddtree_bench.workers.kernels import device_ms
+
 DEVICE, DTYPE = torch.device("cuda"), torch.bfloat16
 LAYERS, HK, HV, HEAD, WIDTH = 48, 16, 48, 128, 4
 DIM, DEPTH, MAX_ROWS = (2 * HK + HV) * HEAD, 15, 64
-REPLAYS, ROUNDS = 20, 5
 
 
 class Worker:
@@ -207,23 +206,3 @@ class Layer:
 
 def _ints(values: list) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.int32, device=DEVICE)
-
-
-def device_ms(call: Callable[[], Any]) -> float:
-    """Milliseconds of a replay of a graph of it."""
-    call()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        call()
-    graph.replay()
-    times = []
-    for _ in range(ROUNDS):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        for _ in range(REPLAYS):
-            graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(begin.elapsed_time(end) / REPLAYS)
-    return median(times)
