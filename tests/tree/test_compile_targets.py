@@ -26,7 +26,6 @@ VOCAB, SEGMENT, FAN = 151936, 8192, 16
 WARPS = {
     "_move_kv": 4,
     "_linearize": 4,
-    "_record_rows": 4,
     "_reduce_logits": 4,
     "_top_candidates": 4,
     "_sample_blocks": 8,
@@ -38,10 +37,10 @@ WARPS = {
     "_tree_tail": 4,
     "_tree_conv": 4,
     "_tree_delta_rule": 4,
-    "_commit_conv": 4,
+    "_convolve_paths": 4,
 }
-# Heads of k and v, their dimension and the convolution's width: Qwen3.6-27B.
-GDN_SHAPE = dict(HK=16, HV=48, K=128, V=128, WIDTH=4)
+# Heads of k and v and their dimension: Qwen3.6-27B.
+GDN_SHAPE = dict(HK=16, HV=48, K=128, V=128)
 # Bytes that a kernel may put aside, where it may: attention for its masked tiles, which
 # run once; the delta rule at more than a chunk of rows, and on sm_120.
 SPILLS = {"_tree_attention": 1024, "_tree_tail": 1024, "_tree_delta_rule": 1536}
@@ -106,10 +105,6 @@ def cases(num_nodes: int, capability: int) -> dict[str, tuple[str, dict]]:
         "_accept_rows_kernel 544": (
             "*i32 *i32 *i32 *i32 *i32 *i32 *i32 *i64 *i32 i32",
             dict(BLOCK_SIZE=544, BLOCK=block),
-        ),
-        "_record_rows_kernel": (
-            "*bf16 *bf16 *bf16 *bf16 *bf16 *bf16 i32 i32 i32 i32 i32 i32",
-            dict(BLOCK=1024, HEADS=64),
         ),
         "_set_mrope_depth_positions_kernel": (
             "*i64 i32 *i32 *i32 *i32",
@@ -207,8 +202,11 @@ def gdn_cases(num_nodes: int, capability: int) -> dict[str, tuple[str, dict]]:
     conv = dict(STATE_DIM_STRIDE=1, STATE_COLUMN_STRIDE=dim, DIM=dim, WIDTH=4)
     found = {
         "_tree_conv_kernel": (
-            "*bf16 i32 *bf16 i32 *bf16 i32 *bf16 *i32 *i32 *i32",
-            conv | dict(bias_ptr=None, SILU=True, BLOCK_ROWS=4, BLOCK_DIM=256, TRIGGER=True),
+            "*bf16 i32 *bf16 i32 *bf16 i32 *bf16 *i32 *i32 *i32 *bf16 *bf16 *bf16 *bf16 *bf16 "
+            "i32 i32 i32",
+            conv
+            | dict(HEADS=heads)
+            | dict(bias_ptr=None, SILU=True, BLOCK_ROWS=4, BLOCK_DIM=256, TRIGGER=True),
         )
     }
     # Each takes half a minute to compile.
@@ -223,20 +221,24 @@ def gdn_cases(num_nodes: int, capability: int) -> dict[str, tuple[str, dict]]:
             | dict(CHUNK=chunk, LOG_CHUNK=chunk.bit_length() - 1)
             | dict(NUM_CHUNKS=-(-(1 + nodes) // chunk), launch_pdl=True),
         )
-    strides = dict(X_STRIDE=dim, CONV_SLOT_STRIDE=3 * dim, CONV_DIM_STRIDE=1)
-    strides |= dict(CONV_COLUMN_STRIDE=dim, TABLE_WIDTH=10, DIM=dim, WIDTH=4)
-    layer = dict(bias_like=None, SILU=True, A_STRIDE=heads, B_STRIDE=heads, BLOCK_K=head)
-    layer |= dict(BLOCK_V=32, STATE_SLOT_STRIDE=heads * head * head) | GDN_SHAPE
+    common = dict(X_STRIDE=dim, TABLE_WIDTH=10)
+    conv = dict(CONV_SLOT_STRIDE=3 * dim, CONV_DIM_STRIDE=1, CONV_COLUMN_STRIDE=dim)
+    conv |= dict(bias_like=None, SILU=True, Q_DIM=GDN_SHAPE["HK"] * head, DIM=dim, WIDTH=4)
+    replay = dict(A_STRIDE=heads, B_STRIDE=heads, STATE_SLOT_STRIDE=heads * head * head)
+    replay |= dict(BLOCK_K=head, BLOCK_V=16) | GDN_SHAPE
     none = dict.fromkeys(("num_computed_ptr", "block_tables_ptr"))
     for name, block_size, given in (("", 0, none), (" align", 528, {})):
         tables = "" if given else "*i32 *i64"
-        types = f"*i64 *i32 *i32 i32 *i32 *i32 i32 {tables} i32 *bf16 *bf16"
-        place = strides | given | dict(BLOCK_SIZE=block_size)
-        found["_commit_conv_kernel" + name] = (types, place | dict(BLOCK_DIM=512))
+        types = f"*i64 *i32 *i32 i32 *i32 *i32 i32 {tables} i32 *bf16"
+        place = common | given | dict(BLOCK_SIZE=block_size)
+        found["_convolve_paths_kernel" + name] = (
+            f"{types} *bf16 *bf16",
+            place | conv | dict(BLOCK_DIM=512),
+        )
         for state in ("fp32", "bf16") if capability == 90 else ("fp32",):
             found[f"_replay_states_kernel {state}{name}"] = (
-                f"{types} *bf16 *{state} *bf16 *fp32 *fp32",
-                place | layer,
+                f"{types} *bf16 *{state} *fp32 *fp32",
+                place | replay,
             )
     return found
 
@@ -248,7 +250,6 @@ def kernels() -> dict[str, str]:
     root = Path(vllm.__path__[0])
     folders = (Path(package.__path__[0]), Path(delta_rule.__file__).parent)
     files = [file for folder in folders for file in folder.glob("*.py")]
-    files.append(root / "model_executor/layers/mamba/gdn/draft_tree.py")
     return functions([*files, *(root / "v1/attention/ops").glob("triton_tree_*.py")])
 
 

@@ -186,6 +186,24 @@ def test_flaky():
     assert "1 did not pass; they are run again, alone" in told.err and "worse: 0" in told.out
 
 
+def test_what_depends_on_its_neighbours_is_not_compared(tested, capsys):
+    """It passes on the pin because of the test before it, and by itself nowhere."""
+    pair = """
+import os
+from pathlib import Path
+PATCHED = Path('vllm/new.py').exists()
+def test_first():
+    os.environ['LEFT_BEHIND'] = '' if PATCHED else 'x'
+def test_second():
+    assert os.environ.get('LEFT_BEHIND')
+"""
+    tested.ship({"tests/a/test_pair.py": pair, "tests/a/test_read.py": READS})
+    assert upstream.test(tested.reload(), []) == OK
+    told = capsys.readouterr()
+    assert "alone they fail on the pin, too: tests/a/test_pair.py::test_second" in told.err
+    assert "upstream: 1 of 1 tests" in told.out and "worse: 0" in told.out
+
+
 def test_patch_that_does_not_apply(tested):
     path = tested.stack.patches / "0210-hook-ten.patch"
     path.write_bytes(path.read_bytes().replace(b" line 9\n", b" line nine\n"))

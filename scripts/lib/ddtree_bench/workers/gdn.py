@@ -15,7 +15,10 @@ from vllm.model_executor.layers.mamba.ops.draft_tree.commit import (
     GDNLayerTensors,
     GDNStateCommitter,
 )
-from vllm.model_executor.layers.mamba.ops.draft_tree.conv import tree_causal_conv1d
+from vllm.model_executor.layers.mamba.ops.draft_tree.conv import (
+    TreeRecord,
+    tree_causal_conv1d,
+)
 from vllm.model_executor.layers.mamba.ops.draft_tree.delta_rule import tree_gated_delta_rule
 from vllm.third_party.flash_linear_attention.ops.fused_recurrent import (
     fused_recurrent_gated_delta_rule_packed_decode,
@@ -63,6 +66,7 @@ class Worker:
         ):
             for row in rows[request, :length].tolist():
                 layer.decode(conv_state, ssm_state, 1 + request, start + row)
+        layer.conv(trees)  # records the rows
         GDNStateCommitter([layer.tensors()]).commit(lengths, rows, trees.starts, trees.slots[None])
         differences = (layer.ssm_state - ssm_state).abs()
         return {
@@ -136,14 +140,19 @@ class Layer:
         self.A_log = torch.linspace(-4, 2.5, HV, device=DEVICE)
         self.dt_bias = normal(HV, dtype=torch.float32)
         self.x, self.a, self.b = normal(tokens, DIM), normal(tokens, HV), normal(tokens, HV)
+        self.record = TreeRecord(
+            *torch.empty(tokens, DIM + 2 * HV, dtype=DTYPE, device=DEVICE).split([DIM, HV, HV], 1),
+            self.a,
+            self.b,
+        )
         self.mixed = torch.empty_like(self.x)
         self.out = torch.empty(tokens, HV, HEAD, dtype=DTYPE, device=DEVICE)
 
     def tensors(self) -> GDNLayerTensors:
         return GDNLayerTensors(
-            self.x,
-            self.a,
-            self.b,
+            self.record.x,
+            self.record.a,
+            self.record.b,
             self.conv_state,
             self.ssm_state,
             self.weight,
@@ -164,6 +173,7 @@ class Layer:
             trees.starts,
             trees.row_parents,
             self.mixed[:n],
+            self.record,
         )
 
     def delta_rule(self, trees: Trees) -> None:
