@@ -91,6 +91,7 @@ _ALL = (
     "test_targets.py",
     "test_tau.py",
     "test_trace.py",
+    "test_warmup.py",
 )
 _TRITON, _FLASH = "TRITON_ATTN", "FLASH_ATTN"
 
@@ -113,7 +114,10 @@ MODES = {
     "triton-graphs-fp8": Mode("float32", _TRITON, "fp8", graphs=True, files=_CORE),
     "flash-eager": Mode("bfloat16", _FLASH, files=_MIXED),
     "flash-graphs": Mode(
-        "bfloat16", _FLASH, graphs=True, files=(*_MIXED, "test_shapes.py", "test_dynamic.py")
+        "bfloat16",
+        _FLASH,
+        graphs=True,
+        files=(*_MIXED, "test_shapes.py", "test_dynamic.py", "test_warmup.py"),
     ),
     "flash-eager-fp8": Mode("bfloat16", _FLASH, "fp8", files=_CORE),
     "flash-graphs-fp8": Mode("bfloat16", _FLASH, "fp8", graphs=True, files=_CORE),
