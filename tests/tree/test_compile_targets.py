@@ -344,11 +344,15 @@ def compile_all(capability: int) -> None:
             }
             assert next(given, None) is None, name
             # As launched: PyTorch aligns its buffers, and so are their rows.
-            unspecialized = {p.num for p in function.params if p.do_not_specialize}
+            unspecialized = {
+                p.num
+                for p in function.params
+                if p.do_not_specialize or p.do_not_specialize_on_alignment
+            }
             attrs = {
                 (i,): [["tt.divisibility", 16]]
                 for i, (argument, kind) in enumerate(signature.items())
-                if kind.startswith("*") or ("stride" in argument and i not in unspecialized)
+                if i not in unspecialized and (kind.startswith("*") or "stride" in argument)
             }
             compiled = triton.compile(
                 ASTSource(function, signature, constants, attrs),

@@ -1,20 +1,32 @@
-"""Start-up leaves nothing to compile: no request waits for Triton.
+"""Start-up leaves nothing of the tree's to compile: no request waits for Triton.
 
 In a process of its own, as `test.sh gpu` gives each file one: a kernel is compiled once a process.
 """
 
 import pytest
+import torch
 
-from conftest import MODE, engine, prompts
+from conftest import MODE, engine, generate, prompts
 from test_features import grammar, params
 
-pytestmark = pytest.mark.gpu
 DEPTH, NUM_NODES = 7, 16
+# Upstream's, which a chain's first requests wait for too: what is compiled depends on
+# parameters that requests share a batch with, and on how many rows it has.
+UPSTREAM = {
+    # By whether there is a top_k, a top_p or both.
+    "_topk_topp_kernel",
+    # top_p alone: by parts that a row is split into, which is by their number.
+    "_topp_sb_stats_kernel",
+    "_topp_sb_step_kernel",
+    "_topp_sb_mask_kernel",
+    # By how many logprobs are asked for.
+    "_topk_log_softmax_kernel",
+}
 
 
 @pytest.fixture
 def compiled(monkeypatch):
-    """Returns a list that takes, from its call on, what is compiled: name, constants, signature."""
+    """Returns a list that takes what is compiled from its call on, but for `UPSTREAM`."""
 
     def start() -> list[str]:
         from triton import knobs
@@ -22,6 +34,8 @@ def compiled(monkeypatch):
         found: list[str] = []
 
         def note(*, fn, compile, **others):
+            if fn.name.split(".")[-1] in UPSTREAM:
+                return
             constants = {k: v for k, v in compile["constants"].items() if v is not None}
             found.append(f"{fn.name} {constants} {compile['signature']} {compile.get('configs')}")
 
@@ -62,6 +76,7 @@ def decode(llm, requests) -> None:
         llm.llm_engine.step()
 
 
+@pytest.mark.gpu
 @pytest.mark.skipif(not MODE.graphs, reason="eager engines are not warmed up")
 def test_no_request_compiles(models, compiled):
     found = {}
@@ -80,3 +95,44 @@ def test_no_request_compiles(models, compiled):
                 seen.clear()
     told = "\n".join(f"{name}: {what}" for name, some in found.items() for what in some)
     assert not found, told
+
+
+def test_start_up_samples_in_every_way_and_changes_nothing(models, monkeypatch):
+    from vllm.v1.worker.gpu.spec_decode.ddtree import row_sampler
+    from vllm.v1.worker.gpu.spec_decode.ddtree.speculator import DDTreeSpeculator
+    from vllm.v1.worker.gpu.spec_decode.ddtree.warmup import warmup_passes
+    from vllm.v1.worker.gpu.warmup import warmup_kernels
+
+    limits = dict(max_num_reqs=2, max_num_tokens=40, max_model_len=256)
+    passes = warmup_passes(1 + NUM_NODES, 1 + DEPTH, **limits)
+    ways = set()
+
+    def note(*args):
+        ways.add((args[6], args[7] is not None))
+        sample_rows(*args)
+
+    sample_rows = row_sampler.sample_rows
+    monkeypatch.setattr(row_sampler, "sample_rows", note)
+    if not MODE.on_gpu:
+        # On the CPU it is left out, and there is nothing to wait for.
+        monkeypatch.setattr(DDTreeSpeculator, "warmup_passes", passes)
+        monkeypatch.setattr(torch.accelerator, "synchronize", lambda: None)
+    with engine(
+        models.target(),
+        models.drafter(DEPTH),
+        num_tokens=NUM_NODES,
+        max_num_seqs=limits["max_num_reqs"],
+        max_num_batched_tokens=limits["max_num_tokens"],
+        max_model_len=limits["max_model_len"],
+    ) as llm:
+        worker = llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker
+        ids, few = prompts((5, 33)), params(max_tokens=12)
+        expected = generate(llm, ids, few)
+        # The workers are told who is done with the next step.
+        llm.llm_engine.step()
+        ways.clear()
+        warmup_kernels(worker.model_runner, worker.execute_model, worker.sample_tokens)
+        # Whether by temperature, and whether some rows of a batch: plain rows alone, plain
+        # ones among others, processed ones.
+        assert ways == {(True, False), (True, True), (False, False)}
+        assert generate(llm, ids, few) == expected
