@@ -168,6 +168,16 @@ def engine(
             cleanup_dist_env_and_memory()
 
 
+def skip_without_experts() -> None:
+    """Skip where vLLM lacks the library of its kernels for experts; the CPU's are elsewhere."""
+    if not MODE.on_gpu:
+        return
+    import vllm._custom_ops  # noqa: F401  It loads the libraries.
+
+    if not hasattr(torch.ops._moe_C, "topk_softmax"):
+        pytest.skip("this vLLM has no library of kernels for experts (_moe_C)")
+
+
 def inputs(prompts: list[list[int] | dict]) -> list[dict]:
     """Prompts as vLLM takes them, which those that are not plain tokens are already."""
     return [p if isinstance(p, dict) else {"prompt_token_ids": p} for p in prompts]

@@ -39,8 +39,11 @@ class Mode:
 
     @property
     def head_dim(self) -> int:
-        """Of tiny models: FlashAttention starts at 64, the interpreter is faster with less."""
-        return 64 if self.on_gpu else 32
+        """Of tiny models: FlashAttention and the CPU's gated delta nets in bfloat16 start at 64.
+
+        The interpreter is faster with less.
+        """
+        return 64 if self.on_gpu or self.dtype == "bfloat16" else 32
 
     @property
     def options(self) -> dict[str, Any]:
@@ -68,7 +71,8 @@ class Mode:
 _CORE = ("test_lossless.py", "test_windows.py", "test_poison.py")
 # With batches of prompts and trees, chunks, preemption.
 _MIXED = (*_CORE, "test_scheduling.py")
-_ALL = (
+# All but test_hybrid.py: upstream's gated delta nets take no float32 on a GPU.
+_FLOAT32 = (
     *_MIXED,
     "test_async.py",
     "test_dynamic.py",
@@ -81,7 +85,6 @@ _ALL = (
     "test_gemma.py",
     "test_grammars.py",
     "test_history.py",
-    "test_hybrid.py",
     "test_pairing.py",
     "test_parallel.py",
     "test_real_pair.py",
@@ -109,15 +112,21 @@ MODES = {
             "test_stops.py",
         ),
     ),
-    "triton-graphs": Mode("float32", _TRITON, graphs=True, files=_ALL),
-    "triton-graphs-bf16": Mode("bfloat16", _TRITON, graphs=True, files=_CORE),
+    "triton-graphs": Mode("float32", _TRITON, graphs=True, files=_FLOAT32),
+    "triton-graphs-bf16": Mode("bfloat16", _TRITON, graphs=True, files=(*_CORE, "test_hybrid.py")),
     "triton-graphs-fp8": Mode("float32", _TRITON, "fp8", graphs=True, files=_CORE),
     "flash-eager": Mode("bfloat16", _FLASH, files=_MIXED),
     "flash-graphs": Mode(
         "bfloat16",
         _FLASH,
         graphs=True,
-        files=(*_MIXED, "test_shapes.py", "test_dynamic.py", "test_warmup.py"),
+        files=(
+            *_MIXED,
+            "test_dynamic.py",
+            "test_hybrid.py",
+            "test_shapes.py",
+            "test_warmup.py",
+        ),
     ),
     "flash-eager-fp8": Mode("bfloat16", _FLASH, "fp8", files=_CORE),
     "flash-graphs-fp8": Mode("bfloat16", _FLASH, "fp8", graphs=True, files=_CORE),

@@ -8,21 +8,39 @@ and the accepted path's rows are replayed.
 import importlib.util
 import json
 import os
+import re
 import sys
 from collections import Counter
+from functools import partial
 from unittest import mock
 
 import pytest
 import torch
 
-from conftest import MODE, counters, engine, generate, prompts
-from lossless import answer, assert_accepted, assert_same, run_planted
+from conftest import MODE, counters, engine, generate, prompts, skip_without_experts
+from lossless import (
+    HYBRID_DIFFERENCES,
+    NEAR_TIE,
+    answer,
+    assert_accepted,
+    assert_same,
+    run_planted,
+    shortfalls,
+)
 from planting import Planter, planting
 from test_async import async_scheduling  # noqa: F401
 from test_poison import POISON, Poisoner, poison
 from tiny_models import make_drafter
 
+pytestmark = pytest.mark.skipif(
+    MODE.on_gpu and MODE.dtype == "float32",
+    reason="on a GPU upstream's kernel for prompts takes no float32",
+)
 DEPTH, NUM_NODES = 7, 16
+THOUSANDS = 4000
+same = partial(assert_same, max_differences=HYBRID_DIFFERENCES)
+# Where any of them does; a GPU may be without the library for experts.
+HYBRID = "qwen3_5" if MODE.on_gpu else "qwen3_next"
 
 
 # vLLM's module of Qwen3.5 takes names from it, for pictures; it imports torchvision.
@@ -76,8 +94,10 @@ def assert_no_more_degenerate(outputs: list[list[int]], truth: list[list[int]]) 
         windows = [tokens[i : i + 128] for i in range(max(len(tokens) - 127, 1))]
         return most > 0.5 or min(len(set(w)) / len(w) for w in windows) < 0.15
 
-    assert [looped(o) for o in outputs] == [looped(t) for t in truth]
-    assert not all(looped(t) for t in truth)
+    usual = sum(map(looped, truth))
+    # What parts at a near-tie may run into a loop of its own.
+    assert sum(map(looped, outputs)) <= usual + (0 if MODE.exact else len(truth) // 4)
+    assert usual < len(truth)
 
 
 @pytest.mark.feature("gated-delta-net targets: Qwen3-Next, Qwen3.5, Qwen3.6")
@@ -87,6 +107,7 @@ def assert_no_more_degenerate(outputs: list[list[int]], truth: list[list[int]]) 
         ("qwen3_next", 0.0, 33, 15),
         ("qwen3_next", 1.0, 7, 7),
         ("qwen3_5", 0.0, 16, 7),
+        pytest.param("qwen3_5", 1.0, 33, 15, marks=pytest.mark.gpu),
         ("qwen3_5_moe", 1.0, 16, 15),
     ],
 )
@@ -94,6 +115,8 @@ def test_long_outputs_equal_no_speculation(
     models, truths, architecture, temperature, num_nodes, depth
 ):
     """Deep sideways accepts at every step, by every kind of target."""
+    if architecture != "qwen3_5":
+        skip_without_experts()
     truth = truths(architecture, temperature)
     with mock.patch("lossless.generate", wraps=generate) as generated:
         outputs = []
@@ -116,22 +139,36 @@ def truth_of(target, ids, max_tokens):
 
 @pytest.mark.gpu
 def test_thousands_of_tokens_do_not_degenerate(models):
-    """States are replayed hundreds of times in a row: no error adds up."""
-    target = models.target("qwen3_next")
-    ids = prompts((5, 33, 64, 80), seed=2)
-    tuned = [params(4000) for _ in ids]
-    for i in (2, 3):
+    """States are replayed hundreds of times in a row: no error adds up.
+
+    Answers part at a near-tie long before their ends. Of the greedy ones each token is judged by
+    the text it follows, the late ones too, and no more of them may be misfits than without trees.
+    """
+    target = models.target(HYBRID)
+    ids, greedy = prompts((5, 33, 64, 80, 20, 50, 31, 7), seed=2), 6
+    tuned = [params(THOUSANDS) for _ in ids]
+    for i in range(greedy, len(ids)):
         tuned[i].temperature, tuned[i].seed = 1.0, i
+
+    def misfits(llm, outputs: list[list[int]]) -> float:
+        late = [row[-THOUSANDS // 2 :] for row in shortfalls(llm, ids[:greedy], outputs[:greedy])]
+        return sum(x > NEAR_TIE for row in late for x in row) / sum(map(len, late))
+
     with engine(target, max_model_len=4096) as llm:
         truth = answer(llm, ids, tuned)
+        usual = misfits(llm, truth)
     planter = Planter({tuple(p): t for p, t in zip(ids, truth)})
     with (
         planting(planter, run_drafter=True),
         engine(target, models.drafter(DEPTH), num_tokens=31, max_model_len=4096) as llm,
     ):
         outputs = generate(llm, ids, tuned)
-    assert_same(outputs, truth)
+    same(outputs, truth)
     assert_no_more_degenerate(outputs, truth)
+    with engine(target, max_model_len=4096) as llm:
+        found = misfits(llm, outputs)
+    print(f"misfits: {found:.4f} of late tokens, {usual:.4f} without trees")
+    assert found <= 2 * usual + 0.01 < 0.3
 
 
 def state_specs(llm) -> tuple[list, list[int]]:
@@ -148,25 +185,35 @@ def state_specs(llm) -> tuple[list, list[int]]:
     return [spec for spec, _ in states], held
 
 
+def block_size_of(llm) -> int:
+    """Tokens of a block, which a state must fit in: it is larger than what was asked for."""
+    return llm.llm_engine.vllm_config.cache_config.block_size
+
+
 def test_chunks_preemption_and_states_held(models, tmp_path):
     """Prompts come in chunks between trees, and too few blocks for all of them.
 
     The drafter's one layer makes two groups of the target's three recurrent layers. A request
     holds one state a layer, no longer than without speculation.
     """
-    target = models.target("qwen3_next")
+    target = models.target(HYBRID)
     drafter = str(make_drafter(tmp_path / "drafter", DEPTH + 1, layers=1, head_dim=MODE.head_dim))
-    ids = prompts((89, 1, 200, 33, 300, 150), seed=1)
+    ids, num_seqs = prompts((89, 1, 200, 33, 300, 150), seed=1), 4
     with engine(target) as llm:
-        truth = answer(llm, ids, params(100))
+        block_size = block_size_of(llm)
+        # Each of them outgrows its prompt's blocks.
+        tuned = params(3 * block_size // 2)
+        truth = answer(llm, ids, tuned)
         alone = state_specs(llm)[0][0]
     planter = Planter({tuple(p): t for p, t in zip(ids, truth)})
+    # The first prompts, their states in two groups, and two blocks to grow.
+    num_blocks = sum(len(p) // block_size + 1 for p in ids[:num_seqs]) + 2 * num_seqs + 2
     options = dict(
         num_tokens=NUM_NODES,
         max_num_batched_tokens=96,
-        max_num_seqs=4,
-        max_model_len=448,
-        num_gpu_blocks_override=20,
+        max_num_seqs=num_seqs,
+        max_model_len=320 + 2 * block_size,
+        num_gpu_blocks_override=1 + num_blocks,  # and the null block
     )
     held = []
     propose = Planter.plant
@@ -179,14 +226,15 @@ def test_chunks_preemption_and_states_held(models, tmp_path):
             lambda *args: propose(*args) or held.append(state_specs(llm)[1]),
         ),
     ):
-        assert_same(generate(llm, ids, params(100)), truth)
+        same(generate(llm, ids, tuned), truth)
         # One token beside another's tree, in blocks that others have left their states in.
-        assert_same(generate(llm, ids[:2], params(20)), truth.of(0, 1).cut(20))
+        same(generate(llm, ids[:2], params(20)), truth.of(0, 1).cut(20))
         specs, _ = state_specs(llm)
         preemptions = [m.value for m in llm.get_metrics() if m.name == "vllm:num_preemptions"]
         accepted = counters(llm)["accepted_tokens"]
     assert preemptions[0] > 0
-    assert accepted > 100
+    # At a near-tie a request parts from what is planted.
+    assert accepted > (100 if MODE.exact else 30)
     assert len(specs) == 2
     assert {(s.shapes, s.dtypes, s.num_speculative_blocks) for s in specs} == {
         (alone.shapes, alone.dtypes, 0)
@@ -194,7 +242,6 @@ def test_chunks_preemption_and_states_held(models, tmp_path):
     assert {n for at_once in held for n in at_once} == {1}
 
 
-@pytest.mark.exact
 def test_prefix_cache_cold_equals_warm(models, async_scheduling):  # noqa: F811
     """States at block borders, which replays have stored, are what a prefill would store.
 
@@ -215,19 +262,24 @@ def test_prefix_cache_cold_equals_warm(models, async_scheduling):  # noqa: F811
         planting(planter, run_drafter=True),
         engine(target, models.drafter(DEPTH), **options) as llm,
     ):
-        assert generate(llm, ids, params(160)) == truth
+        outputs = generate(llm, ids, params(160))
+        same(outputs, truth)
         # The follow-up's prompt is prompt and answer, to just behind a border that trees passed.
-        cuts = [194 - len(p) for p in ids]
-        follow_ups = [p + t[:cut] for p, t, cut in zip(ids, truth, cuts)]
-        rests = [t[cut:] for t, cut in zip(truth, cuts)]
+        border = 192 // block_size_of(llm) * block_size_of(llm)
+        cuts = [border + 2 - len(p) for p in ids]
+        follow_ups = [p + o[:cut] for p, o, cut in zip(ids, outputs, cuts)]
+        rests = [o[cut:] for o, cut in zip(outputs, cuts)]
         planter.continuations |= {tuple(p): t for p, t in zip(follow_ups, rests)}
+        warm = []
         for _ in range(2):
-            for prompt, rest in zip(follow_ups, rests):
-                assert generate(llm, [prompt], params(30)) == [rest[:30]]
-            assert generate(llm, ids, params(160)) == truth
+            warm.append([generate(llm, [prompt], params(30))[0] for prompt in follow_ups])
+            same(generate(llm, ids, params(160)), truth)
         hits = [m.value for m in llm.get_metrics() if m.name == "vllm:prefix_cache_hits"]
-        # 192 tokens of each follow-up, twice.
-        assert hits[0] >= 768
+    # Of each follow-up, twice.
+    assert hits[0] >= 4 * border > 0
+    cold = truth_of(target, follow_ups, 30)
+    for outputs in warm:
+        same(outputs, cold)
 
 
 def test_rows_see_no_sibling(models):
@@ -251,7 +303,7 @@ def test_rows_see_no_sibling(models):
         poisoned.append(starts[-1] - len(keep))
         original(self, num_accepted_rows, path_rows, query_start_loc, *args)
 
-    target = models.target("qwen3_next", rope_theta=20000.0)
+    target = models.target(HYBRID, rope_theta=20000.0)
     poison(target)
     ids = [[3 if t == POISON else t for t in p] for p in prompts((5, 31, 64))]
     # The truth must not be poisoned.
@@ -265,8 +317,8 @@ def test_rows_see_no_sibling(models):
         planting(poisoner),
         engine(target, models.drafter(DEPTH), num_tokens=33) as llm,
     ):
-        assert_same(generate(llm, ids, healthy), truth)
-        assert counters(llm)["accepted_tokens"] > 40
+        same(generate(llm, ids, healthy), truth)
+        assert counters(llm)["accepted_tokens"] > (40 if MODE.exact else 20)
     assert sum(poisoned) > 1000
 
 
@@ -292,12 +344,14 @@ def test_other_recurrent_layers_are_refused_by_name(models, tmp_path, architectu
         pass
 
 
-@pytest.mark.exact
 def test_blocks_shorter_than_a_tree_are_refused(models):
     """The state of a token must have a block of its own in the step that accepts it."""
-    options = dict(num_tokens=64, enable_prefix_caching=True)
+    options = dict(num_tokens=200, enable_prefix_caching=True)
+    told = r"200 nodes.*blocks of (\d+) tokens.*no more than (\d+)"
     with (
-        pytest.raises(ValueError, match="64 nodes.*blocks of 64.*no more than 63"),
-        engine(models.target("qwen3_next"), models.drafter(DEPTH), **options),
+        pytest.raises(ValueError, match=told) as error,
+        engine(models.target(HYBRID), models.drafter(DEPTH), **options),
     ):
         pass
+    block_size, most = map(int, re.search(told, str(error.value)).groups())
+    assert most == block_size - 1 < 200

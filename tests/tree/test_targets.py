@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import save_file
 
 import tiny_models
-from conftest import MODE, counting, engine, generate, prompts
+from conftest import MODE, counting, engine, generate, prompts, skip_without_experts
 from lossless import answer, assert_same, sampling
 from planting import Planter, planting
 from quantized import quantize
@@ -35,6 +35,7 @@ class Target:
         options: of `vllm.LLM`.
         gpu_only: why the CPU cannot run it, if it cannot.
         module: that it imports and that a CPU's environment is without.
+        experts: it has some.
         images: prompts hold one.
         adapters: requests have LoRA adapters, a different one each, or none.
 
@@ -45,6 +46,7 @@ class Target:
     options: dict = field(default_factory=dict)
     gpu_only: str | None = None
     module: str | None = None
+    experts: bool = False
     images: bool = False
     adapters: bool = False
 
@@ -116,9 +118,11 @@ def make_mrope(folder: Path) -> None:
 
 # With a slot to spare: on the CPU requests without an adapter get what is in the last one.
 LORA = {"enable_lora": True, "max_loras": 3, "max_lora_rank": 8}
+if MODE.on_gpu:
+    LORA["dtype"] = "bfloat16"  # Upstream's kernels take nothing else there.
 NO_FP8 = "the CPU's kernels for fp8 need AMX"
 TARGETS = {
-    "MoE targets": Target(plain("qwen3-moe")),
+    "MoE targets": Target(plain("qwen3-moe"), experts=True),
     "Transformers backend": Target(plain("olmo2")),
     "LoRA on the target": Target(plain("qwen3"), options=LORA, adapters=True),
     "M-RoPE targets": Target(
@@ -222,6 +226,8 @@ def test_trees_equal_no_speculation(name, tmp_path):
         pytest.skip(target.gpu_only)
     if target.module and not importlib.util.find_spec(target.module):
         pytest.skip(f"there is no {target.module}, which upstream's class imports")
+    if target.experts:
+        skip_without_experts()
     folder, drafter = tmp_path / "target", tmp_path / "drafter"
     target.make(folder)
     tiny_models.make_drafter(drafter, DEPTH + 1, hidden=target.hidden, head_dim=MODE.head_dim)
