@@ -113,6 +113,42 @@ def assert_same(
     assert len(margins) <= 1 + max_differences * compared, told
 
 
+# Tokens of an answer that are asked for at a time.
+ROUND = 16
+
+
+def differences_in_rounds(
+    llm, planter: Planter, prompts: list[list[int]], answers: Answers, **options
+) -> list[float]:
+    """What every difference had for a difference of logits, not only a prompt's first.
+
+    Answers are asked for piece by piece, and from behind the token where one parted. So each of
+    their tokens is compared, and what is planted is never another text's.
+
+    Args:
+        options: of `generate`; a list has an entry for each prompt.
+
+    """
+    margins, begins = [], dict.fromkeys(range(len(answers)), 0)
+    while begins:
+        pieces = {i: answers[i][begin : begin + ROUND] for i, begin in begins.items()}
+        asked = [prompts[i] + answers[i][:begin] for i, begin in begins.items()]
+        planter.continuations |= zip(map(tuple, asked), pieces.values())
+        params = [sampling(0.0, len(piece), 1)[0] for piece in pieces.values()]
+        chosen = {
+            k: [v[i] for i in pieces] if isinstance(v, list) else v for k, v in options.items()
+        }
+        outputs = generate(llm, asked, params, **chosen)
+        for output, (i, piece) in zip(outputs, pieces.items(), strict=True):
+            likely = [answers.likely[i][begins[i] :]]
+            found, compared = differences([output], Answers([piece], likely, exact=False))
+            margins += found
+            begins[i] += compared
+            if begins[i] == len(answers[i]):
+                del begins[i]
+    return margins
+
+
 def shortfalls(llm, prompts: list[list[int]], outputs: list[list[int]]) -> list[list[float]]:
     """How much less likely each token of the outputs is than the likeliest, by logits.
 

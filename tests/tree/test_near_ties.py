@@ -4,6 +4,7 @@ import pytest
 
 import lossless
 from lossless import Answers, assert_same
+from planting import Planter
 
 NEAR, FAR = lossless.NEAR_TIE * 0.9, lossless.NEAR_TIE * 1.1
 
@@ -40,6 +41,31 @@ def test_near_ties_are_rare():
     assert_same(changed(20, token=3), sampled)
     with pytest.raises(AssertionError, match="4 first differences"):
         assert_same(every, sampled)
+
+
+def test_every_token_is_compared_in_rounds(monkeypatch):
+    """Two prompts of other tokens; one text has two near-ties, the other parts at its end."""
+    wanted = Answers([[1] * 50] * 2, answers(0.1).likely[:2], exact=False)
+    wrong = {3: {7: 2, 20: 2}, 4: {49: 5}}
+    planter = Planter({})
+
+    def generate(llm, asked, params, name):
+        outputs = []
+        for prompt, p in zip(asked, params, strict=True):
+            begin = len(prompt) - 1
+            # What is planted is the answer's, whatever was emitted before.
+            assert planter.continuations[tuple(prompt)] == [1] * p.max_tokens
+            assert prompt == [prompt[0], *[1] * begin]
+            here = [wrong[prompt[0]].get(begin + j, 1) for j in range(p.max_tokens)]
+            parted = next((j for j, t in enumerate(here) if t != 1), len(here))
+            outputs.append(here[: parted + 1] + [9] * (len(here) - parted - 1))
+        assert name == ["ab"[prompt[0] - 3] for prompt in asked]
+        return outputs
+
+    monkeypatch.setattr(lossless, "generate", generate)
+    margins = lossless.differences_in_rounds(None, planter, [[3], [4]], wanted, name=["a", "b"])
+    assert sorted(margins)[:2] == [pytest.approx(0.1)] * 2
+    assert len(margins) == 3 and max(margins) > 1e8
 
 
 def test_lengths_and_exact_modes_leave_no_room():

@@ -16,13 +16,16 @@ from safetensors.torch import save_file
 
 import tiny_models
 from conftest import MODE, counting, engine, generate, prompts, skip_without_experts
-from lossless import answer, assert_same, sampling
+from lossless import NEAR_TIE, answer, assert_same, differences_in_rounds, sampling
 from planting import Planter, planting
 from quantized import quantize
 
 NUM_NODES, DEPTH = 15, 7
 NUM_TOKENS = 32
 LENGTHS = (5, 33, 60, 20)
+# Tokens whose difference of logits is larger than rounding explains. A mask that shows one row
+# too many makes 4 %, wrong positions make 17 %.
+MAX_FAR = 0.02
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,9 @@ class Target:
         experts: it has some.
         images: prompts hold one.
         adapters: requests have LoRA adapters, a different one each, or none.
+        far: where it is not exact, logits differ by more only if something is wrong. Quantised
+            activations that round the other way move a component by 1 % in int8, 6 % in fp8;
+            perturbed like that, logits that change places are up to 0.7 and 1.4 apart.
 
     """
 
@@ -49,6 +55,7 @@ class Target:
     experts: bool = False
     images: bool = False
     adapters: bool = False
+    far: float = 2 * NEAR_TIE
 
     @property
     def exact(self) -> bool:
@@ -61,7 +68,7 @@ def plain(architecture: str, **overrides) -> Callable[[Path], object]:
     )
 
 
-def quantized(name: str, **options) -> Target:
+def quantized(name: str, far: float = 0.75, **options) -> Target:
     hidden = 128  # Marlin takes multiples of it
 
     def make(folder: Path):
@@ -75,7 +82,7 @@ def quantized(name: str, **options) -> Target:
         )
         quantize(folder, name)
 
-    return Target(make, hidden, {"dtype": "bfloat16"}, **options)
+    return Target(make, hidden, {"dtype": "bfloat16"}, far=far, **options)
 
 
 def vision(architecture: str) -> Target:
@@ -137,8 +144,8 @@ TARGETS = {
 }
 # Not among README's features until they have run.
 UNTRIED = {
-    "fp8": quantized("fp8", gpu_only=NO_FP8),
-    "fp8 in blocks": quantized("fp8 in blocks", gpu_only=NO_FP8),
+    "fp8": quantized("fp8", gpu_only=NO_FP8, far=1.5),
+    "fp8 in blocks": quantized("fp8 in blocks", gpu_only=NO_FP8, far=1.5),
 }
 
 
@@ -218,6 +225,14 @@ class Watcher(Planter):
         super().plant(speculator, input_batch)
 
 
+def assert_few_far(margins: list[float], target: Target) -> None:
+    """Of the tokens that differ, logits do not by more than rounding moves them."""
+    far = sum(margin > target.far for margin in margins)
+    told = f"{far} of {len(margins)} differences are far, by logits {sorted(margins)}"
+    print(told)
+    assert far <= MAX_FAR * NUM_TOKENS * len(LENGTHS), told
+
+
 @pytest.mark.feature(keys="TARGETS")
 @pytest.mark.parametrize("name", TARGETS | UNTRIED)
 def test_trees_equal_no_speculation(name, tmp_path):
@@ -249,11 +264,13 @@ def test_trees_equal_no_speculation(name, tmp_path):
     ):
         planter.planted.clear()
         with counting(llm) as spec:
-            outputs = generate(llm, inputs, params, **options)
-    assert_same(outputs, truth)
+            if target.exact or target.images:
+                assert_same(generate(llm, inputs, params, **options), truth)
+            else:
+                assert_few_far(differences_in_rounds(llm, planter, ids, truth, **options), target)
     lengths = [length for length in planter.planted if length]
     assert len(lengths) > 12 and sum(lengths) > 2 * len(lengths)
-    assert spec["accepted_tokens"] > (0.8 if target.exact else 0.5) * sum(lengths)
+    assert spec["accepted_tokens"] > (0.8 if target.exact else 0.3) * sum(lengths)
     # Most of them not along first children.
     assert spec["accepted_spine_tokens"] < spec["accepted_tokens"] / 2
     if target.adapters:
