@@ -639,13 +639,18 @@ def test_hybrid_steps_run_one_engine_after_another(run, monkeypatch):
     rows = {row.key[1:]: row for row in run.results.rows if row.work == "step, chain k=15"}
     assert rows[1, 512, 15].ratio == pytest.approx(0.9) and rows[1, 512, 15].verdict == "pass"
     assert rows[8, 512, 15].verdict == "pass" and rows[8, 512, 15].tree_ms == pytest.approx(72)
-    (states,) = (row for row in run.results.rows if row.work.startswith("states of a request"))
-    assert states.ratio == 1 and states.verdict == "pass"
+    states = [row for row in run.results.rows if row.work.startswith("states of a request")]
+    assert [(row.B, row.ratio, row.verdict) for row in states] == [
+        (15, 1, "pass"),
+        (31, 1, "pass"),
+        (63, 1, "pass"),
+    ]
 
 
 def test_hybrid_kernels_are_held_against_their_bars(run, monkeypatch):
     found = {"compare": {"values": 9, "differ": 2, "most": 1e-7}}
-    ms = {"conv": 0.1, "delta rule": 0.6, "verify": 0.7, "commit": 0.5}
+    ms = {"conv": 0.1, "delta rule": 0.6, "verify": 0.7}
+    ms |= {"commit of 4": 0.1, "commit of 8": 0.5, "commit of 16": 0.9}
     child = type("Child", (), {"call": lambda self, m, **args: found.get(m, ms)})()
     monkeypatch.setattr(run, "start", lambda wanted: [child])
     hybrid.kernels(run)
@@ -653,6 +658,8 @@ def test_hybrid_kernels_are_held_against_their_bars(run, monkeypatch):
     assert verdicts == {
         ("committed states that differ from decoding", None, None, 31): "miss",
         ("verify, 48 layers", 1, None, 31): "pass",
-        ("commit, 48 layers", 1, None, 31): "miss",
-        ("commit, 48 layers", 8, None, 31): "pass",
+        ("commit of 8 rows, 48 layers", 1, None, None): "miss",
+        ("commit of 8 rows, 48 layers", 8, None, None): "pass",
+        ("commit of 16 rows, 48 layers", 1, None, None): "miss",
+        ("commit of 16 rows, 48 layers", 8, None, None): "miss",
     }

@@ -34,19 +34,24 @@ DIM, DEPTH, MAX_ROWS = (2 * HK + HV) * HEAD, 15, 64
 class Worker:
     """Checks and times, for float32 states."""
 
-    def measure(self, batch: int, nodes: int) -> dict[str, float]:
-        """Milliseconds of verifying and of committing the deepest paths, all layers."""
+    def measure(self, batch: int, nodes: int, lengths: list[int]) -> dict[str, float]:
+        """Milliseconds of verifying, and of committing paths of so many rows, all layers."""
         layers = [Layer(batch, seed) for seed in range(LAYERS)]
         trees = Trees(batch, nodes)
         committer = GDNStateCommitter([layer.tensors() for layer in layers])
-        paths = trees.paths()
+
+        def commit(length: int) -> float:
+            # Any rows do.
+            paths = _ints([length] * batch), _ints([list(range(length))] * batch)
+            return device_ms(lambda: committer.commit(*paths, trees.starts, trees.slots[None]))
+
         return {
             "conv": device_ms(lambda: [layer.conv(trees) for layer in layers]),
             "delta rule": device_ms(lambda: [layer.delta_rule(trees) for layer in layers]),
             "verify": device_ms(
                 lambda: [(layer.conv(trees), layer.delta_rule(trees)) for layer in layers]
             ),
-            "commit": device_ms(lambda: committer.commit(*paths, trees.starts, trees.slots[None])),
+            **{f"commit of {length}": commit(length) for length in lengths},
         }
 
     def compare(self, nodes: int) -> dict[str, Any]:
