@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import ddtree_bench.__main__ as program
+from ddtree_bench import serve
 from ddtree_bench.children import Child, ChildError
 from ddtree_bench.engines import CHAIN, TREE, engine_args
 from ddtree_bench.groups import GROUPS, attention, hybrid, kernels, pair, profile, steps
@@ -515,7 +516,9 @@ def test_profile_goes_on_where_kernels_cannot_be_seen(run, monkeypatch):
 def test_pair_takes_the_best_tree_and_counts_unequal_answers(run):
     def side(seconds, tokens):
         def generate(**ask):
-            return {"tokens": tokens, "seconds": seconds, "tokens_per_step": 2.0}
+            steps = {"joining": [seconds / 4], "other": [seconds / 8] * 6}
+            answer = {"tokens": tokens, "seconds": seconds, "tokens_per_step": 2.0}
+            return answer | {"steps": steps}
 
         return Told([], generate=generate, margin=0.125)
 
@@ -526,6 +529,8 @@ def test_pair_takes_the_best_tree_and_counts_unequal_answers(run):
         rows[row.work].append(row)
     work = "tokens/s, chain k=15, T=0"
     assert {r.B: r.ratio for r in rows[work]} == pytest.approx({15: 4 / 3, 63: 2.0})
+    told = rows[work][0].details["tree"]
+    assert (told["joining_ms"], told["other_ms"], told["joining_share"]) == (750, 375, 0.25)
     (best,) = rows[f"{work}, best B"]
     assert (best.ratio, best.note, best.limit, best.B) == (2.0, "B=63", 1.20, None)
     assert [r.count for r in rows["unequal answers, T=0"]] == [0, 0]
@@ -536,7 +541,8 @@ def test_pair_takes_the_best_tree_and_counts_unequal_answers(run):
 
 def test_sampled_answers_of_a_pair_are_not_compared(run):
     def generate(**ask):
-        return {"tokens": [[1]], "seconds": 1.0, "tokens_per_step": 2.0}
+        steps = {"joining": [], "other": [1.0]}
+        return {"tokens": [[1]], "seconds": 1.0, "tokens_per_step": 2.0, "steps": steps}
 
     sides = [Told([], generate=generate) for _ in range(2)]
     pair.compare(run, 1.0, 32, sides[0], {15: sides[1]})
@@ -594,6 +600,18 @@ def test_summary_of_a_trace():
     assert "gemm" in render("tree", found)
     with pytest.raises(ValueError, match="nothing that ran"):
         summary({"traceEvents": []}, steps=1)
+
+
+# --- children
+
+
+def test_a_child_has_one_thread_of_each_core(tmp_path):
+    for cpu, siblings in {0: "0,4", 4: "0,4", 1: "1,5", 5: "1,5", 7: "7"}.items():
+        folder = tmp_path / f"cpu{cpu}" / "topology"
+        folder.mkdir(parents=True)
+        (folder / "thread_siblings_list").write_text(f"{siblings}\n")
+    # Where nothing is known of a thread, it is a core.
+    assert serve.one_thread_a_core({0, 1, 4, 5, 6, 7}, tmp_path) == {0, 1, 6, 7}
 
 
 # --- hybrids

@@ -9,10 +9,10 @@ from ..engines import CHAIN, TREE, engine_args, engine_name
 from ..records import COUNT_AT_MOST, RATIO_AT_LEAST, Row
 from ..run import Run
 
-BATCHES, SIZES, CHAIN_TOKENS = (1, 8, 32), (15, 31, 63, 127), 15
+BATCHES, SIZES, CHAIN_TOKENS = (1, 8, 32), (15, 31, 63), 15
 TEMPERATURES = (0.0, 1.0)
 # Requests that join are prefilled outside the graphs: answers are long enough for steps to count.
-MAX_TOKENS, REPEATS = 256, 5
+MAX_TOKENS, REPEATS, FEWEST = 256, 5, 8  # of prompts
 LIMITS = {(0.0, 1): 1.20, (0.0, 8): 1.10}
 # bf16 keeps 8 bits of a logit: two steps of one between 16 and 32 apart, rows of another batch
 # shape may choose the other token.
@@ -47,9 +47,10 @@ def compare(
 ) -> None:
     """A row for each tree, one for the best and, greedy, one for unequal answers of each."""
     ask = {"together": batch, "temperature": temperature, "max_tokens": MAX_TOKENS}
+    ask["limit"] = max(FEWEST, 2 * batch)
     children = {0: chain} | trees
-    for child in children.values():  # compiles what this batch needs
-        child.call("generate", **ask, limit=4)
+    for child in children.values():
+        child.call("generate", **ask)
     answers: dict[int, list[dict]] = {size: [] for size in children}
     for _ in range(REPEATS):
         for size, child in children.items():
@@ -68,6 +69,7 @@ def compare(
             name: {
                 "tokens_per_second": round(1000 / ms[s]),
                 "tokens_per_step": round(answers[s][0]["tokens_per_step"], 3),
+                **step_ms(answers[s]),
             }
             for name, s in (("tree", size), ("chain", 0))
         }
@@ -90,6 +92,17 @@ def compare(
         return  # the chain's rejection sampling is equal in distribution only
     for size in trees:
         run.add(unequal(batch, size, chain, answers[0][0]["tokens"], answers[size][0]["tokens"]))
+
+
+def step_ms(answers: list[dict]) -> dict[str, float]:
+    """Milliseconds of a step in which requests join and of another, and the former's share."""
+    kinds = {
+        kind: [s for answer in answers for s in answer["steps"][kind]]
+        for kind in ("joining", "other")
+    }
+    found = {f"{kind}_ms": round(1000 * median(of), 3) for kind, of in kinds.items() if of}
+    total = sum(map(sum, kinds.values()))
+    return found | {"joining_share": round(sum(kinds["joining"]) / total, 3)}
 
 
 def token_ms(answer: dict) -> float:

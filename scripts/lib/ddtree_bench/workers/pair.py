@@ -36,7 +36,8 @@ class Worker(Engine):
         """Answer every prompt (or `limit`), `together` at a time, each twice if they are fewer.
 
         Returns:
-            tokens of every answer, seconds, and tokens a verify step of a request gave.
+            tokens of every answer, seconds, tokens a verify step of a request gave, and seconds
+            of each step: those in which requests join, prompts and all, and the others.
 
         """
         prompts = self.prompts[:limit]
@@ -44,7 +45,7 @@ class Worker(Engine):
             prompts = prompts + prompts
         before = self._counters()
         begin = time.perf_counter()
-        tokens = self._answer(
+        tokens, steps = self._answer(
             prompts,
             together,
             [
@@ -64,6 +65,7 @@ class Worker(Engine):
             "tokens": tokens,
             "seconds": seconds,
             "tokens_per_step": 1 + accepted / drafts if drafts else None,
+            "steps": steps,
         }
 
     def margin(self, prompt: int, prefix: list[int], tokens: list[int]) -> float | None:
@@ -82,11 +84,16 @@ class Worker(Engine):
 
     def _answer(
         self, prompts: list[list[int]], together: int, params: list[SamplingParams]
-    ) -> list[list[int]]:
+    ) -> tuple[list[list[int]], dict[str, list[float]]]:
         answers: list[list[int]] = [[] for _ in prompts]
+        steps: dict[str, list[float]] = {"joining": [], "other": []}
         waiting = list(range(len(prompts)))[::-1]
         running: dict[str, int] = {}
+        # Scheduled ahead: a step returns while what it launched runs in the next.
+        joins = joined = False
         while waiting or running:
+            joins, joined = bool(waiting) and len(running) < together, joins
+            begin = time.perf_counter()
             while waiting and len(running) < together:
                 at = waiting.pop()
                 name = str(self.requests)
@@ -96,7 +103,8 @@ class Worker(Engine):
             for output in self.engine.step():
                 if output.finished:
                     answers[running.pop(output.request_id)] = list(output.outputs[0].token_ids)
-        return answers
+            steps["joining" if joins or joined else "other"].append(time.perf_counter() - begin)
+        return answers, steps
 
     def _counters(self) -> dict[str, float]:
         prefix = "vllm:spec_decode_num_"
