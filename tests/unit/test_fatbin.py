@@ -147,13 +147,15 @@ def test_unsound_wheels(tmp_path, old, new, what):
     assert any(what in fact for fact in err.value.facts), err.value.facts
 
 
-def console_wheel(path: Path, says: str, needs: str = "") -> Path:
-    """A wheel whose command `vllm` prints this."""
+def console_wheel(
+    path: Path, says: str, needs: str = "", command: str = "print(__version__)"
+) -> Path:
+    """A wheel whose command `vllm` prints this, as its `__version__`."""
     project, version, *_ = path.name.split("-")
     info = f"{project}-{version}.dist-info"
     meta = f"Metadata-Version: 2.4\nName: {project}\nVersion: {version}\n{needs}"
     files = {
-        "vllm/__init__.py": f"def main():\n    print({says!r})\n".encode(),
+        "vllm/__init__.py": f"__version__ = {says!r}\ndef main():\n    {command}\n".encode(),
         f"{info}/METADATA": meta.encode(),
         f"{info}/WHEEL": b"Wheel-Version: 1.0\nRoot-Is-Purelib: false\nTag: py3-none-any\n",
         f"{info}/entry_points.txt": b"[console_scripts]\nvllm = vllm:main\n",
@@ -168,6 +170,11 @@ def test_it_is_installed_and_says_its_version(tmp_path, capsys):
     with pytest.raises(StackError, match="--version says") as err:
         proof.prove_installs(console_wheel(tmp_path / name, "1.0"), tmp_path / "work")
     assert err.value.code == CHECK_FAILED and err.value.facts == ["expected 1.0+ddtree.7"]
+    blind = console_wheel(tmp_path / name, "1.0+ddtree.7", command="raise SystemExit('no device')")
+    with pytest.raises(StackError, match="vllm --version failed"):
+        proof.prove_installs(blind, tmp_path / "work")
+    proof.prove_installs(blind, tmp_path / "work", has_device=False)
+    assert "vllm.__version__: 1.0+ddtree.7" in capsys.readouterr().err
     needs = "Requires-Dist: no-such-library-anywhere\n"
     with pytest.raises(StackError, match="install the wheel failed") as err:
         proof.prove_installs(console_wheel(tmp_path / name, "x", needs), tmp_path / "work")

@@ -252,7 +252,7 @@ def _finish(
             for name, has in code.items():
                 say(f"  {name}: sm {' '.join(has['sm'])}; PTX {' '.join(has['ptx']) or 'none'}")
     if prove:
-        proof.prove_installs(wheel, stack.work)
+        proof.prove_installs(wheel, stack.work, device == "cpu" or detect_device() == device)
     temp = wheel.parent
     (temp / "provenance.json").write_bytes(provenance(stack, device, "HEAD", more, compiled))
     names = [wheel.name, "provenance.json"]

@@ -87,8 +87,11 @@ def prove_gpu_code(
         raise StackError(CHECK_FAILED, f"{wheel.name} does not hold the code it should", bad)
 
 
-def prove_installs(wheel: Path, work: Path) -> None:
-    """In an environment of its own: dependencies, `pip check`, and what `vllm --version` says."""
+def prove_installs(wheel: Path, work: Path, has_device: bool = True) -> None:
+    """In an environment of its own: dependencies, `pip check`, and what `vllm --version` says.
+
+    The command looks for a device before it answers; without one the package is asked.
+    """
     version = str(parse_wheel_filename(wheel.name)[1])
     with temp_dir(work / "prove") as temp:
         python = temp / "venv" / "bin" / "python"
@@ -105,7 +108,11 @@ def prove_installs(wheel: Path, work: Path) -> None:
         pip = (str(python), "-m", "pip", "--no-input", "--disable-pip-version-check")
         run("install the wheel", *pip, "install", "-q", "--no-compile", str(wheel), code=UPSTREAM)
         run("pip check", *pip, "check")
-        said = run("vllm --version", str(python.with_name("vllm")), "--version").split()
+        asked = "vllm --version" if has_device else "vllm.__version__"
+        command = [str(python.with_name("vllm")), "--version"]
+        if not has_device:
+            command = [str(python), "-c", f"import vllm; print({asked})"]
+        said = run(asked, *command).split()
     if not said or said[-1] != version:
-        raise StackError(CHECK_FAILED, f"vllm --version says {said[-1:]}", [f"expected {version}"])
-    say(f"pip check passes; vllm --version: {version}")
+        raise StackError(CHECK_FAILED, f"{asked} says {said[-1:]}", [f"expected {version}"])
+    say(f"pip check passes; {asked}: {version}")
