@@ -233,7 +233,7 @@ def gdn_cases(num_nodes: int, capability: int) -> dict[str, tuple[str, dict]]:
         place = common | given | dict(BLOCK_SIZE=block_size)
         found["_convolve_paths_kernel" + name] = (
             f"{types} *bf16 *bf16",
-            place | conv | dict(BLOCK_DIM=512),
+            place | conv | dict(BLOCK_DIM=256),
         )
         for state in ("fp32", "bf16") if capability == 90 else ("fp32",):
             found[f"_replay_states_kernel {state}{name}"] = (
