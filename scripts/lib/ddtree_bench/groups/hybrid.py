@@ -32,15 +32,15 @@ def kernels(run: Run) -> None:
     run.add(row)
     for batch in BATCHES:
         for nodes in (15, 31, 63):
-            ms = child.call("measure", batch=batch, nodes=nodes, lengths=PATHS)
+            ms = child.call("measure", batch=batch, nodes=nodes)
             for part in ("conv", "delta rule", "verify"):
                 row = Row(f"{part}, 48 layers", batch, None, nodes, ms[part], bound=MS_AT_MOST)
                 if part == "verify":
                     row.limit = VERIFY_LIMITS.get((nodes, batch))
                 run.add(row)
-        for length in PATHS:
+        for length, ms in zip(PATHS, child.call("commit", batch=batch, lengths=PATHS), strict=True):
             work = f"commit of {length} rows, 48 layers"
-            row = Row(work, batch, None, None, ms[f"commit of {length}"], bound=MS_AT_MOST)
+            row = Row(work, batch, None, None, ms, bound=MS_AT_MOST)
             row.limit = COMMIT_LIMITS[batch] if length > 4 else None
             run.add(row)
 

@@ -7,6 +7,7 @@ cache from one to the next.
 from __future__ import annotations
 
 import random
+from functools import partial
 from typing import Any
 
 import torch
@@ -34,25 +35,32 @@ DIM, DEPTH, MAX_ROWS = (2 * HK + HV) * HEAD, 15, 64
 class Worker:
     """Checks and times, for float32 states."""
 
-    def measure(self, batch: int, nodes: int, lengths: list[int]) -> dict[str, float]:
-        """Milliseconds of verifying, and of committing paths of so many rows, all layers."""
+    def measure(self, batch: int, nodes: int) -> dict[str, float]:
+        """Milliseconds of verifying, all layers."""
         layers = [Layer(batch, seed) for seed in range(LAYERS)]
         trees = Trees(batch, nodes)
-        committer = GDNStateCommitter([layer.tensors() for layer in layers])
-
-        def commit(length: int) -> float:
-            # Any rows do.
-            paths = _ints([length] * batch), _ints([list(range(length))] * batch)
-            return device_ms(lambda: committer.commit(*paths, trees.starts, trees.slots[None]))
-
         return {
             "conv": device_ms(lambda: [layer.conv(trees) for layer in layers]),
             "delta rule": device_ms(lambda: [layer.delta_rule(trees) for layer in layers]),
             "verify": device_ms(
                 lambda: [(layer.conv(trees), layer.delta_rule(trees)) for layer in layers]
             ),
-            **{f"commit of {length}": commit(length) for length in lengths},
         }
+
+    def commit(self, batch: int, lengths: list[int]) -> list[float]:
+        """Milliseconds of committing paths of so many rows, whichever, all layers."""
+        layers = [Layer(batch, seed) for seed in range(LAYERS)]
+        trees = Trees(batch, MAX_ROWS - 1)
+        for layer in layers:
+            layer.conv(trees)  # records the rows
+        committer = GDNStateCommitter([layer.tensors() for layer in layers])
+        found = []
+        for length in lengths:
+            paths = _ints([length] * batch), _ints([list(range(length))] * batch)
+            found.append(
+                device_ms(partial(committer.commit, *paths, trees.starts, trees.slots[None]))
+            )
+        return found
 
     def compare(self, nodes: int) -> dict[str, Any]:
         """Committed states against decoding the same tokens one by one with upstream's kernels.
