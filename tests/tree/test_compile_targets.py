@@ -184,10 +184,15 @@ def attention_cases(rows: int, words: int, capability: int) -> dict[str, tuple[s
             continue
         tail = select_tail_tiles(1 if rows == 16 else 8, 4 * rows, rows)
         del constants["WINDOW"]
+        # It writes the rows' K and V to the cache, unless that is of fp8.
+        new = "i32 i32" if name else "*bf16 *bf16 i32 i32 *i64"
+        no_new = dict.fromkeys(("new_k_ptr", "new_v_ptr", "slot_mapping_ptr")) if name else {}
+        cache = f"{kv} {kv} i32 i32 i32 {new} *i32 i32 *i32 *i32 *i32 *i32"
         found["_tree_tail_kernel" + name] = (
             f"*bf16 i32 i32 *fp32 i32 {q} i32 i32 {cache}{extra} i32 i32 fp32 fp32",
             constants
             | shape
+            | no_new
             | dict(W=words, UNIFORM=True, PRECISION="tf32")
             | dict(BLOCK_M=tail.block_m, BLOCK_N=tail.block_n)
             | dict(NUM_TILES=-(-rows // tail.block_n)),
@@ -219,7 +224,7 @@ def gdn_cases(num_nodes: int, capability: int) -> dict[str, tuple[str, dict]]:
             f"{'*bf16 i32 ' * 6} *fp32 *fp32 *{state} i32 *i32 *i32 *i32 i32 i32 fp32",
             dict(V_HEADS_PER_K_HEAD=3, K=head, V=head, BLOCK_K=head, BLOCK_V=block_v)
             | dict(CHUNK=chunk, LOG_CHUNK=chunk.bit_length() - 1)
-            | dict(NUM_CHUNKS=-(-(1 + nodes) // chunk), launch_pdl=True),
+            | dict(NUM_CHUNKS=-(-(1 + nodes) // chunk), launch_pdl=chunk == 16),
         )
     common = dict(X_STRIDE=dim, TABLE_WIDTH=10)
     conv = dict(CONV_SLOT_STRIDE=3 * dim, CONV_DIM_STRIDE=1, CONV_COLUMN_STRIDE=dim)

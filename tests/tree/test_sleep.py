@@ -35,6 +35,7 @@ class Watcher(Planter):
         super().plant(speculator, input_batch)
 
 
+@pytest.mark.feature("sleep mode")
 def test_before_and_after(models, truths):
     from vllm.platforms import current_platform
 

@@ -109,11 +109,11 @@ def test_the_longest_start_first():
 def test_sanitized_is_what_launches_kernels(stack, tmp_path):
     files = gpu.patch_tests(stack, tmp_path)
     jobs = gpu.sanitize_jobs("tool", "py", {"A": "1"}, files, [])
-    assert [j.name for j in jobs] == ["racecheck test_a", "memcheck test_a"]
-    assert jobs[1].command[:3] == ["tool", "--tool", "memcheck"] and jobs[1].limit
+    assert [j.name for j in jobs] == ["memcheck test_a", "racecheck test_a"]
+    assert jobs[0].command[:3] == ["tool", "--tool", "memcheck"] and jobs[0].limit
     assert jobs[1].env == {"A": "1", "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
     asked = gpu.sanitize_jobs("tool", "py", {}, files, ["test_b.py", "-k", "one"])
-    assert [j.name for j in asked] == ["racecheck test_b", "memcheck test_b"]
+    assert [j.name for j in asked] == ["memcheck test_b", "racecheck test_b"]
     assert asked[0].command.count("-k") == 1
 
 

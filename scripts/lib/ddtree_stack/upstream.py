@@ -191,7 +191,10 @@ def run(
         if chosen:
             chosen.write_text(json.dumps(sorted(only or ())))
         env = python.env | {
-            "PYTHONPATH": os.pathsep.join([str(tree), _LIB]),
+            "PYTHONPATH": os.pathsep.join(
+                # After the tree: a GPU machine may have what vLLM imports there.
+                filter(None, [str(tree), _LIB, python.env.get("PYTHONPATH")])
+            ),
             "PYTHONHASHSEED": "0",  # or sets give parameters in another order
             "HF_HUB_OFFLINE": "1",
             "HF_HUB_CACHE": str(hub),
