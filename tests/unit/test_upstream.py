@@ -204,6 +204,16 @@ def test_second():
     assert "upstream: 1 of 1 tests" in told.out and "worse: 0" in told.out
 
 
+def test_the_machines_own_packages_are_seen(tested, tmp_path):
+    packages = tmp_path / "packages"
+    packages.mkdir()
+    (packages / "theirs.py").write_text("")
+    upstream._interpreter(tested.stack, False).env["PYTHONPATH"] = str(packages)
+    tested.ship({"tests/a/test_theirs.py": "import theirs\n\n\ndef test_x():\n    pass\n"})
+    assert upstream.test(tested.reload(), []) == OK
+    assert {o.outcome for o in stored(tested).values()} == {"passed"}
+
+
 def test_patch_that_does_not_apply(tested):
     path = tested.stack.patches / "0210-hook-ten.patch"
     path.write_bytes(path.read_bytes().replace(b" line 9\n", b" line nine\n"))
