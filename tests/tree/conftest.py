@@ -32,6 +32,7 @@ from pathlib import Path
 
 import pytest
 
+import block_tables
 import tiny_models
 
 LONGEST = ("test_compile_targets.py", "test_hybrid.py", "test_shapes.py", "test_real_pair.py")
@@ -131,6 +132,8 @@ def engine(
     """A running `LLM`, shut down at the end. Without a drafter it does not speculate."""
     from vllm import LLM
 
+    if not MODE.on_gpu:
+        block_tables.replace_kernels()
     speculative_config = options.pop("speculative_config", {})
     if drafter is not None:
         speculative_config = {
