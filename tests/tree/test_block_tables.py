@@ -1,14 +1,8 @@
 """What stands in for upstream's kernels of block tables says what they say."""
 
-import pytest
 import torch
 
 import block_tables
-from modes import chosen
-
-pytestmark = pytest.mark.skipif(
-    chosen(torch.cuda.is_available())[1].on_gpu, reason="it stands in on the CPU only"
-)
 
 
 def test_is_the_kernels():
