@@ -172,9 +172,10 @@ def attention_cases(rows: int, words: int, capability: int) -> dict[str, tuple[s
         )
     }
     for name, (constants, q, kv, extra) in variants.items():
-        cache = f"{kv} {kv} i32 i32 i32 *i32 i32 *i32 *i32 *i32 *i32"
+        pages, requests = f"{kv} {kv} i32 i32 i32", "*i32 i32 *i32 *i32 *i32 *i32"
         found["_tree_attention_kernel" + name] = (
-            f"*bf16 i32 i32 *fp32 *fp32 {q} i32 i32 {cache} *i32{extra} i32 i32 i32 i32 i32 fp32 fp32",
+            f"*bf16 i32 i32 *fp32 *fp32 {q} i32 i32 {pages} {requests} *i32{extra} "
+            "i32 i32 i32 i32 i32 fp32 fp32",
             constants
             | shape
             | dict(W=words, H=32, PRECISION="tf32")
@@ -187,9 +188,9 @@ def attention_cases(rows: int, words: int, capability: int) -> dict[str, tuple[s
         # It writes the rows' K and V to the cache, unless that is of fp8.
         new = "i32 i32" if name else "*bf16 *bf16 i32 i32 *i64"
         no_new = dict.fromkeys(("new_k_ptr", "new_v_ptr", "slot_mapping_ptr")) if name else {}
-        cache = f"{kv} {kv} i32 i32 i32 {new} *i32 i32 *i32 *i32 *i32 *i32"
         found["_tree_tail_kernel" + name] = (
-            f"*bf16 i32 i32 *fp32 i32 {q} i32 i32 {cache}{extra} i32 i32 fp32 fp32",
+            f"*bf16 i32 i32 *fp32 i32 {q} i32 i32 {pages} {new} {requests}{extra} "
+            "i32 i32 fp32 fp32",
             constants
             | shape
             | no_new

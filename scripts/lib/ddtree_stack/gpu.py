@@ -34,9 +34,9 @@ _LONG = (
 )
 _PROBE = "import torch; print(torch.cuda.get_device_name(), torch.__version__)"
 # Each draws many trees for one property; under the sanitizer other tests' launches do.
-_TOO_LONG_TO_SANITIZE = "not brute_force and not num_candidates"
-# Hazards show in small cases as in large ones.
-CHECKS = {"memcheck": "", "racecheck": " and not large and not whole_vocabulary"}
+_QUICK = "not brute_force and not num_candidates"
+# The sanitizer's tools and the tests they run. Hazards show in small cases as in large ones.
+_CHECKS = {"memcheck": _QUICK, "racecheck": f"{_QUICK} and not large and not whole_vocabulary"}
 _SANITIZE_LIMIT = 480.0
 
 
@@ -258,12 +258,12 @@ def sanitize_jobs(
 ) -> list[Job]:
     """memcheck and racecheck over each file that launches kernels; no engines."""
     chosen, others = _selected(pytest)
-    selects = any(arg.startswith("-k") for arg in others)
+    given = any(arg.startswith("-k") for arg in others)
     # Every tensor an allocation of its own: a row too far is an error, not a neighbour's.
     env = env | {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
     jobs = []
-    for check, too_long in CHECKS.items():
-        some = [] if selects else ["-k", _TOO_LONG_TO_SANITIZE + too_long]
+    for check, quick in _CHECKS.items():
+        some = [] if given else ["-k", quick]
         options = ["--tool", check, "--target-processes", "application-only"]
         options += ["--error-exitcode", "99", "--print-limit", "10"]
         for file in files:

@@ -119,7 +119,7 @@ class Checkout:
         Upstream's conftest.py above the tests is left out: it imports all there is, for ten
         seconds, and what a patch brings has no use for it.
         """
-        folders = [os.path.dirname(self.tree / n.partition("::")[0]) for n in nodes]
+        folders = [(self.tree / n.partition("::")[0]).parent for n in nodes]
         cut = f"--confcutdir={os.path.commonpath(folders)}"
         done = subprocess.run(
             [self.python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-x", cut, *nodes],
