@@ -514,8 +514,11 @@ def test_profile_goes_on_where_kernels_cannot_be_seen(run, monkeypatch):
 
 
 def test_pair_takes_the_best_tree_and_counts_unequal_answers(run):
+    asked = []
+
     def side(seconds, tokens):
         def generate(**ask):
+            asked.append(ask["limit"])
             steps = {"joining": [seconds / 4], "other": [seconds / 8] * 6}
             answer = {"tokens": tokens, "seconds": seconds, "tokens_per_step": 2.0}
             return answer | {"steps": steps}
@@ -524,6 +527,8 @@ def test_pair_takes_the_best_tree_and_counts_unequal_answers(run):
 
     same, other = [[1, 2], [3, 4]], [[1, 2], [3, 5]]
     pair.compare(run, 0.0, 1, side(4.0, same), {15: side(3.0, same), 63: side(2.0, other)})
+    # What warms up is few; what is timed is every prompt.
+    assert asked == [8] * 3 + [None] * 9
     rows = defaultdict(list)
     for row in run.results.rows:
         rows[row.work].append(row)

@@ -236,6 +236,18 @@ def test_table_says_why(tested):
     assert "1 need a library, 1 over a limit, 2 do not pass for another reason." in text
     assert "| a/test_module_skip.py |  | 1 |  |  |  | sm\\_90 only |" in text
     assert "| b/test_left_out.py | | | | | | left out: it ends pytest |" in text
+    assert "On a GPU" not in text
+
+
+def test_table_tells_what_a_gpu_did(tested):
+    stack = tested.reload()
+    with pytest.raises(StackError):
+        upstream.test(stack, [])
+    found = {"tests/a/test_x.py::test_1": "passed", "tests/a/test_x.py::test_2": "skipped"}
+    upstream.save(stack, "cuda", {n: upstream.Outcome(o) for n, o in found.items()})
+    text = (stack.root / "upstream/tests/README.md").read_text()
+    assert "On a GPU, 1 of 2 tests pass in the 1 files that need one." in text
+    assert upstream.problems(stack) == []
 
 
 def test_check_holds_the_outcomes_against_the_pin(tested, monkeypatch):

@@ -451,8 +451,8 @@ def save(stack: Stack, device: str, outcomes: dict[str, Outcome]) -> None:
         reasons.setdefault(_plain(one.why), []).append(name)
     data = {"key": key(stack, device), "files": files}
     write_atomic(base_file(stack, device), json.dumps(data, indent=0).encode() + b"\n")
-    if device == "cpu":
-        write_atomic(_folder(stack) / "README.md", table(stack, load(stack, device) or {}).encode())
+    if on_cpu := load(stack, "cpu"):
+        write_atomic(_folder(stack) / "README.md", table(stack, on_cpu).encode())
 
 
 def _plain(why: str) -> str:
@@ -515,6 +515,7 @@ def table(stack: Stack, outcomes: dict[str, Outcome]) -> str:
         "",
         f"Of {len(outcomes)} tests in {len(by_file)} files {ran} are run on the CPU and "
         f"{total[_GOOD]} pass; " + ", ".join(f"{total[k]} {_KINDS[k]}" for k in kinds) + ".",
+        *_told_on_gpu(load(stack, "cuda") or {}),
         "",
         "| File | pass | " + " | ".join(_KINDS[k] for k in kinds) + " | reason |",
         "| --- | " + "--: | " * (len(kinds) + 1) + "--- |",
@@ -533,6 +534,15 @@ def table(stack: Stack, outcomes: dict[str, Outcome]) -> str:
         for f, w in sorted(left.items())
     ]
     return "\n".join(lines) + "\n"
+
+
+def _told_on_gpu(outcomes: dict[str, Outcome]) -> list[str]:
+    """A line on what the files that need a GPU do on one, where that has been recorded."""
+    if not outcomes:
+        return []
+    passed = sum(o.outcome == _GOOD for o in outcomes.values())
+    files = len({_file(n) for n in outcomes})
+    return [f"On a GPU, {passed} of {len(outcomes)} tests pass in the {files} files that need one."]
 
 
 def _cell(text: str, limit: int = 90) -> str:
