@@ -7,6 +7,7 @@ those on a GPU keep the kernels.
 
 from collections.abc import Callable
 from functools import cache
+from inspect import signature
 
 import torch
 
@@ -20,12 +21,12 @@ def kernels() -> tuple[Callable, Callable]:
 
 
 def replace_kernels() -> None:
-    """Have every engine of this process do without them."""
+    """Have every engine of this process do without them, unless a later release asks for more."""
     from vllm.v1.worker.gpu.block_table import BlockTables
 
-    kernels()  # kept
-    BlockTables.gather_block_tables = gather_block_tables
-    BlockTables.compute_slot_mappings = compute_slot_mappings
+    for kernel, ours in zip(kernels(), (gather_block_tables, compute_slot_mappings)):
+        if list(signature(kernel).parameters) == list(signature(ours).parameters):
+            setattr(BlockTables, ours.__name__, ours)
 
 
 def gather_block_tables(self, idx_mapping, num_reqs_padded, out=None, out_ptrs=None):
