@@ -8,7 +8,7 @@ import real_pair
 from conftest import engine, generate, tokens_per_step
 
 pytestmark = pytest.mark.exact
-TOKENS = 64
+TOKENS = 40
 
 
 def params():
