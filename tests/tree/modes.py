@@ -19,6 +19,8 @@ class Mode:
             many rows share its batch, and trees must give the very tokens of no speculation.
             In bfloat16 two tokens that nearly tie may change places.
         graphs: FULL CUDA graphs for steps of decoding; else everything runs eagerly.
+        compiled: models are compiled, as vLLM does unless told otherwise; with `graphs`, steps
+            that no FULL graph was captured for run in piecewise ones.
         files: what `test.sh gpu` runs in it.
 
     """
@@ -27,6 +29,7 @@ class Mode:
     backend: str | None = None
     kv_cache_dtype: str = "auto"
     graphs: bool = False
+    compiled: bool = False
     files: tuple[str, ...] = field(default=(), repr=False)
 
     @property
@@ -48,7 +51,7 @@ class Mode:
     @property
     def options(self) -> dict[str, Any]:
         """Of `vllm.LLM`."""
-        options: dict[str, Any] = {"dtype": self.dtype, "enforce_eager": not self.graphs}
+        options: dict[str, Any] = {"dtype": self.dtype, "enforce_eager": True}
         if self.on_gpu:
             options["attention_backend"] = self.backend
             options["kv_cache_dtype"] = self.kv_cache_dtype
@@ -57,7 +60,9 @@ class Mode:
             # Only looked at before the start, for the KV cache has a size of its own: several
             # processes share the device.
             options["gpu_memory_utilization"] = 0.05
-        if self.graphs:
+        if self.compiled or self.graphs:
+            options["enforce_eager"] = False
+        if self.graphs and not self.compiled:
             options["compilation_config"] = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}
         return options
 
@@ -101,6 +106,7 @@ _TRITON, _FLASH = "TRITON_ATTN", "FLASH_ATTN"
 MODES = {
     "cpu": Mode("float32"),
     "cpu-bf16": Mode("bfloat16"),
+    "cpu-compiled": Mode("float32", compiled=True),
     "triton-eager": Mode(
         "float32",
         _TRITON,
@@ -127,6 +133,16 @@ MODES = {
             "test_shapes.py",
             "test_warmup.py",
         ),
+    ),
+    "triton-compiled": Mode(
+        "float32", _TRITON, graphs=True, compiled=True, files=(*_MIXED, "test_dynamic.py")
+    ),
+    "flash-compiled": Mode(
+        "bfloat16",
+        _FLASH,
+        graphs=True,
+        compiled=True,
+        files=(*_MIXED, "test_dynamic.py", "test_hybrid.py", "test_warmup.py"),
     ),
     "flash-eager-fp8": Mode("bfloat16", _FLASH, "fp8", files=_CORE),
     "flash-graphs-fp8": Mode("bfloat16", _FLASH, "fp8", graphs=True, files=_CORE),

@@ -214,14 +214,16 @@ def test_verb_passes_everything_on(bare, tmp_path, monkeypatch):
         quick=True,
         batches=[8, 32],
         contexts=None,
+        tensor_parallel=2,
         only=["pair", "steps"],
         out=Path("/o.json"),
         target=tmp_path,
     )
     assert bench(bare.stack, args) == CHECK_FAILED
     lib = bare.stack.root / "scripts" / "lib"
-    want = f"{lib}:/caller -m ddtree_bench --quick --batches 8 32 --only pair steps --out /o.json"
-    assert (tmp_path / "seen").read_text() == f"{want} --target {tmp_path}\n"
+    options = "--quick --batches 8 32 --tensor-parallel 2 --only pair steps --out /o.json"
+    want = f"{lib}:/caller -m ddtree_bench {options} --target {tmp_path}\n"
+    assert (tmp_path / "seen").read_text() == want
 
 
 # --- children
@@ -433,6 +435,17 @@ def test_cells_can_be_chosen(run, monkeypatch):
     assert [(r.context, r.batch) for r in run.results.rows] == [(512, 8), (512, 32)]
 
 
+def test_engines_of_several_cards_have_no_bars(run, monkeypatch):
+    wanted: dict = {}
+    run.tensor_parallel, run.batches, run.contexts = 2, [1], [512]
+    two = [Told([], info={"kv_tokens": 300_000}, run=burst(1.0)) for _ in range(2)]
+    monkeypatch.setattr(Run, "start", lambda _, children: wanted.update(children) or two)
+    steps.measure(run, tree=63, chain=63)
+    assert [config["engine"]["tensor_parallel_size"] for _, config in wanted.values()] == [2, 2]
+    (row,) = run.results.rows
+    assert row.work == "step, chain k=63, 2 ranks" and row.limit is None and row.ratio == 1.0
+
+
 def test_the_chain_of_another_width_is_compared_at_few_requests(run, monkeypatch):
     two = [Told([], info={"kv_tokens": 9_000_000}, run=burst(1.0)) for _ in range(2)]
     monkeypatch.setattr(steps, "engines", lambda *_: two)
@@ -536,6 +549,7 @@ def test_pair_takes_the_best_tree_and_counts_unequal_answers(run):
     assert {r.B: r.ratio for r in rows[work]} == pytest.approx({15: 4 / 3, 63: 2.0})
     told = rows[work][0].details["tree"]
     assert (told["joining_ms"], told["other_ms"], told["joining_share"]) == (750, 375, 0.25)
+    assert told["other_mean_ms"] == 375
     (best,) = rows[f"{work}, best B"]
     assert (best.ratio, best.note, best.limit, best.B) == (2.0, "B=63", 1.20, None)
     assert [r.count for r in rows["unequal answers, T=0"]] == [0, 0]
@@ -558,17 +572,37 @@ def test_sampled_answers_of_a_pair_are_not_compared(run):
     assert all(r.limit is None for r in run.results.rows)
 
 
-@pytest.mark.parametrize("margin, count", [(0.25, 0), (0.3, 1), (None, 1)])
+def test_the_chain_is_held_against_itself_in_other_batches(run, monkeypatch):
+    def generate(**ask):
+        tokens = [[1, ask["together"]], [3, 4]] * (2 if ask["together"] == 32 else 1)
+        steps = {"joining": [], "other": [1.0]}
+        return {"tokens": tokens, "seconds": 1.0, "tokens_per_step": 2.0, "steps": steps}
+
+    def side(_):
+        return Told([], generate=generate, margin=0.5)
+
+    run.target = run.work
+    monkeypatch.setattr(Run, "start", lambda _, wanted: [*map(side, wanted)])
+    pair.measure(run)
+    work = "unequal answers, T=0, chain against chain of 1"
+    rows = [r for r in run.results.rows if r.work == work]
+    assert [(r.batch, r.count, r.note) for r in rows] == [
+        (8, 0, "1 of 2 differ, by 0.5 at most"),
+        (32, 0, "2 of 4 differ, by 0.5 at most"),
+    ]
+
+
+@pytest.mark.parametrize("margin, count", [(0.5, 0), (0.6, 1), (None, 1)])
 def test_only_near_ties_may_differ(margin, count):
     asked: list = []
-    row = pair.unequal(8, 31, Told(asked, margin=margin), [[7, 8, 9]], [[7, 8, 6]])
+    row = pair.unequal("", 8, 31, Told(asked, margin=margin), [[7, 8, 9]], [[7, 8, 6]])
     assert row.count == count and "1 of 1 differ" in row.note
     assert asked[0][2] == {"prompt": 0, "prefix": [7, 8], "tokens": [9, 6]}
 
 
 def test_an_answer_that_ends_early_is_unequal():
     asked: list = []
-    row = pair.unequal(8, 31, Told(asked), [[7, 8, 9]], [[7, 8]])
+    row = pair.unequal("", 8, 31, Told(asked), [[7, 8, 9]], [[7, 8]])
     assert row.count == 1 and not asked
     assert row.details["differ"] == [{"prompt": 0, "token": 2, "margin": None}]
 

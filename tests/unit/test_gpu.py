@@ -18,7 +18,14 @@ REPO = Path(__file__).resolve().parents[2]
 # What needs no engine, or is about the CPU build.
 NO_GPU = {
     f"test_{x}.py"
-    for x in ("block_tables", "compile_targets", "installed", "near_ties", "train_dflash")
+    for x in (
+        "block_tables",
+        "compile_targets",
+        "compiled",
+        "installed",
+        "near_ties",
+        "train_dflash",
+    )
 }
 
 
@@ -79,10 +86,11 @@ def test_every_engine_test_runs_on_the_gpu():
     assert with_graphs == tests - NO_GPU
     modes = {n.split()[0]: job.env["DDTREE_MODE"] for n, job in real().items()}
     assert list(modes) == list(modes.values())
-    # Both backends with and without graphs, and with both types of KV cache.
+    # Both backends with and without graphs, compiled, and with both types of KV cache.
     for backend in ("triton", "flash"):
         names = {m for m in modes if m.startswith(backend)}
-        assert {f"{backend}-eager", f"{backend}-graphs", f"{backend}-graphs-fp8"} <= names
+        kinds = ("eager", "graphs", "graphs-fp8", "compiled")
+        assert {f"{backend}-{kind}" for kind in kinds} <= names
 
 
 def test_files_nodes_and_modes_are_selected():

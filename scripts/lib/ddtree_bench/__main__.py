@@ -55,6 +55,7 @@ def main(argv: list[str] | None = None) -> int:
             quick=args.quick,
             batches=args.batches,
             contexts=args.contexts,
+            tensor_parallel=args.tensor_parallel,
             target=args.target,
             text_file=text_file,
             say=say,

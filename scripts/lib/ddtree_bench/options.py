@@ -19,6 +19,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     ):
         parser.add_argument(f"--{name}", nargs="+", type=int, metavar="N", help=what)
     parser.add_argument(
+        "--tensor-parallel",
+        type=int,
+        default=1,
+        metavar="N",
+        help="steps of engines on N cards; they have no bars",
+    )
+    parser.add_argument(
         "--only",
         nargs="+",
         metavar="GROUP",

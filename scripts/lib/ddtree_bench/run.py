@@ -24,6 +24,7 @@ class Run:
         quick: whether to measure the cells of most bars only.
         batches: numbers of requests that steps and the pair are measured at; None for all.
         contexts: their contexts, likewise.
+        tensor_parallel: cards of an engine, for steps.
         target: folder of the reference pair's target.
         text_file: takes what explains a miss; None to leave it out.
         say: takes a line for the person watching.
@@ -36,6 +37,7 @@ class Run:
     quick: bool = False
     batches: list[int] | None = None
     contexts: list[int] | None = None
+    tensor_parallel: int = 1
     target: Path | None = None
     text_file: Path | None = None
     say: Callable[[str], None] = lambda text: print(text, file=sys.stderr, flush=True)

@@ -31,6 +31,8 @@ def bench(stack: Stack, args: argparse.Namespace) -> int:
     for name in ("batches", "contexts"):
         if chosen := getattr(args, name):
             command += [f"--{name}", *map(str, chosen)]
+    if args.tensor_parallel > 1:
+        command += ["--tensor-parallel", str(args.tensor_parallel)]
     if args.only:
         command += ["--only", *args.only]
     if args.out:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from statistics import median
+from statistics import mean, median
 
 from ..children import Child
 from ..engines import CHAIN, TREE, engine_args, engine_name
@@ -11,12 +11,12 @@ from ..run import Run
 
 BATCHES, SIZES, CHAIN_TOKENS = (1, 8, 32), (15, 31, 63), 15
 TEMPERATURES = (0.0, 1.0)
-# Requests that join are prefilled outside the graphs: answers are long enough for steps to count.
+# A step in which requests join takes longer: answers are long enough for the others to count.
 MAX_TOKENS, REPEATS = 256, 3
 LIMITS = {(0.0, 1): 1.20, (0.0, 8): 1.10}
-# bf16 keeps 8 bits of a logit: two steps of one between 16 and 32 apart, rows of another batch
-# shape may choose the other token.
-NEAR_TIE = 0.25
+# bf16 keeps 8 bits of a logit: between 16 and 32 it has steps of 0.125. Rows of another batch shape
+# may put either of two tokens a step off, in either engine.
+NEAR_TIE = 4 * 0.125
 
 
 def measure(run: Run) -> None:
@@ -28,6 +28,8 @@ def measure(run: Run) -> None:
     wanted = {}
     for method, tokens in [(CHAIN, CHAIN_TOKENS)] + [(TREE, b) for b in SIZES]:
         engine = engine_args(*folders, method, tokens, BATCHES) | {
+            # As people serve: compiled, and steps in which requests join in piecewise graphs.
+            "compilation_config": {},
             "max_model_len": 1024,
             "kv_cache_memory_bytes": 4 << 30,
             "gpu_memory_utilization": 0.1,  # what must be free at the start, no more
@@ -38,18 +40,33 @@ def measure(run: Run) -> None:
     chain, *trees = run.start(wanted)
     batches = [n for n in BATCHES if run.batches is None or n in run.batches]
     for temperature in TEMPERATURES:
+        first: list[list[int]] = []
         for batch in (1, 8) if run.quick else batches:
-            compare(run, temperature, batch, chain, dict(zip(SIZES, trees, strict=True)))
+            told = compare(run, temperature, batch, chain, dict(zip(SIZES, trees, strict=True)))
+            if temperature:
+                continue
+            if first:
+                # What another batch does to the chain itself.
+                work = f"unequal answers, T=0, chain against chain of {batches[0]}"
+                answers = first * (len(told) // len(first))
+                run.add(unequal(work, batch, None, chain, answers, told))
+            first = first or told
 
 
 def compare(
     run: Run, temperature: float, batch: int, chain: Child, trees: dict[int, Child]
-) -> None:
-    """A row for each tree, one for the best and, greedy, one for unequal answers of each."""
+) -> list[list[int]]:
+    """A row for each tree, one for the best and, greedy, one for unequal answers of each.
+
+    Returns:
+        the chain's answers.
+
+    """
     ask = {"together": batch, "temperature": temperature, "max_tokens": MAX_TOKENS}
-    # A few prompts say little of how much is accepted; sampled, nothing is held against a bar.
+    # A few prompts say little of how much is accepted, and the last of them run alone. Sampled, one
+    # at a time, all would take minutes.
     few = max(8, 2 * batch)
-    ask["limit"] = few if temperature else None
+    ask["limit"] = few if temperature and batch == 1 else None
     children = {0: chain} | trees
     for child in children.values():
         child.call("generate", **ask | {"limit": few})  # warms up
@@ -90,19 +107,26 @@ def compare(
             note=f"B={best.B}",
         )
     )
-    if temperature:
-        return  # the chain's rejection sampling is equal in distribution only
-    for size in trees:
-        run.add(unequal(batch, size, chain, answers[0][0]["tokens"], answers[size][0]["tokens"]))
+    told = answers[0][0]["tokens"]
+    if not temperature:  # the chain's rejection sampling is equal in distribution only
+        for size in trees:
+            work, have = "unequal answers, T=0", answers[size][0]["tokens"]
+            run.add(unequal(work, batch, size, chain, told, have))
+    return told
 
 
 def step_ms(answers: list[dict]) -> dict[str, float]:
-    """Milliseconds of a step in which requests join and of another, and the former's share."""
+    """Of steps in which requests join and of others: milliseconds, and the former's share."""
     kinds = {
         kind: [s for answer in answers for s in answer["steps"][kind]]
         for kind in ("joining", "other")
     }
-    found = {f"{kind}_ms": round(1000 * median(of), 3) for kind, of in kinds.items() if of}
+    found = {
+        f"{kind}_{name}": round(1000 * middle(of), 3)
+        for kind, of in kinds.items()
+        for name, middle in (("ms", median), ("mean_ms", mean))
+        if of
+    }
     total = sum(map(sum, kinds.values()))
     return found | {"joining_share": round(sum(kinds["joining"]) / total, 3)}
 
@@ -112,9 +136,9 @@ def token_ms(answer: dict) -> float:
     return 1000 * answer["seconds"] / sum(map(len, answer["tokens"]))
 
 
-def unequal(batch: int, size: int, chain: Child, want: list, have: list) -> Row:
+def unequal(work: str, batch: int, size: int | None, chain: Child, want: list, have: list) -> Row:
     """How many answers differ where the two tokens are no near-tie; every difference is listed."""
-    row = Row("unequal answers, T=0", batch, None, size, limit=0, bound=COUNT_AT_MOST)
+    row = Row(work, batch, None, size, limit=0, bound=COUNT_AT_MOST)
     differences = []
     for prompt, (a, b) in enumerate(zip(want, have, strict=True)):
         if a == b:
@@ -125,8 +149,10 @@ def unequal(batch: int, size: int, chain: Child, want: list, have: list) -> Row:
         if at < shorter:
             margin = chain.call("margin", prompt=prompt, prefix=a[:at], tokens=[a[at], b[at]])
         differences.append({"prompt": prompt, "token": at, "margin": margin})
-    row.count = sum(d["margin"] is None or d["margin"] > NEAR_TIE for d in differences)
+    margins = [d["margin"] for d in differences]
+    row.count = sum(margin is None or margin > NEAR_TIE for margin in margins)
     row.details = {"answers": len(want), "differ": differences}
     if differences:
-        row.note = f"{len(differences)} of {len(want)} differ, {row.count} beyond a near-tie"
+        widest = max(m if m is not None else float("inf") for m in margins)
+        row.note = f"{len(differences)} of {len(want)} differ, by {widest:.3g} at most"
     return row

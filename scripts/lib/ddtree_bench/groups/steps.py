@@ -26,6 +26,7 @@ def engines(run: Run, tree: int, chain: int) -> list[Child]:
     """The two children, started unless they are there."""
     folders = QWEN3_8B.write(run.work / "qwen3-8b")
     wanted = {}
+    ranks = run.tensor_parallel
     for method, tokens in ((TREE, tree), (CHAIN, chain)):
         engine = engine_args(*folders, method, tokens, BATCHES) | {
             "load_format": "dummy",
@@ -33,6 +34,8 @@ def engines(run: Run, tree: int, chain: int) -> list[Child]:
             "max_model_len": MAX_MODEL_LEN,
             "gpu_memory_utilization": 0.4,  # what must be free at the start, no more
         }
+        if ranks > 1:
+            engine |= {"tensor_parallel_size": ranks, "distributed_executor_backend": "mp"}
         config = {
             "engine": engine,
             "memory_share": MEMORY_SHARE,
@@ -51,7 +54,8 @@ def limit(tree: int, chain: int, batch: int, context: int) -> float | None:
 
 
 def measure(run: Run, tree: int, chain: int) -> None:
-    """Every cell, the cheap ones first."""
+    """Every cell, the cheap ones first; bars are those of one card."""
+    ranks = run.tensor_parallel
     children = engines(run, tree, chain)
     fits = min(child.call("info")["kv_tokens"] for child in children)
     contexts, batches = (QUICK_CONTEXTS, QUICK_BATCHES) if run.quick else (CONTEXTS, BATCHES)
@@ -61,13 +65,11 @@ def measure(run: Run, tree: int, chain: int) -> None:
     batches = [n for n in batches if run.batches is None or n in run.batches]
     for context in contexts:
         for batch in batches:
-            row = Row(
-                f"step, chain k={chain}",
-                batch,
-                context,
-                tree,
-                limit=limit(tree, chain, batch, context),
-            )
+            row = Row(f"step, chain k={chain}", batch, context, tree)
+            if ranks == 1:
+                row.limit = limit(tree, chain, batch, context)
+            else:
+                row.work += f", {ranks} ranks"
             needed = batch * (context + SLACK)
             if needed > fits:
                 row.limit = None

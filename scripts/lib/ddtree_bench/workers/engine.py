@@ -57,10 +57,10 @@ class Worker:
             total = torch.cuda.get_device_properties(0).total_memory
             # Given in bytes, the engine need not measure while another one starts.
             engine["kv_cache_memory_bytes"] = int(total * memory_share) - other_bytes
-        self.llm = LLM(**engine)
+        self.llm = LLM(**engine, worker_extension_cls="ddtree_bench.workers.rank.Rank")
         self.engine = self.llm.llm_engine
         if random_drafts:
-            self._randomize_drafts()
+            self.llm.collective_rpc("randomize_drafts")
         if (
             torch.cuda.is_available()
             and not self.engine.vllm_config.scheduler_config.async_scheduling
@@ -68,13 +68,6 @@ class Worker:
             raise RuntimeError("the engine does not schedule asynchronously")
         self.lengths: dict[str, int] = {}  # tokens by request, as the outputs say
         self.requests = 0
-
-    def _randomize_drafts(self) -> None:
-        executor = self.engine.engine_core.engine_core.model_executor
-        speculator = executor.driver_worker.worker.model_runner.speculator
-        propose = speculator.propose
-        vocab = self.engine.vllm_config.model_config.get_vocab_size()
-        speculator.propose = lambda *args, **options: propose(*args, **options).random_(0, vocab)
 
     def info(self) -> dict[str, Any]:
         """Tokens of K/V that fit."""
