@@ -7,8 +7,9 @@ Their history is a row's ancestors (test_history.py), grammars are walked over t
 import math
 
 import pytest
+from safetensors import safe_open
 
-from conftest import counters, engine, prompts
+from conftest import counters, engine, inputs, prompts
 from planting import Planter, planting
 
 pytestmark = pytest.mark.exact
@@ -57,9 +58,8 @@ def requests() -> dict[str, object]:
 
 def run(target, drafter, requests, ids, planter=None, **options):
     tuned = list(requests.values())
-    inputs = [{"prompt_token_ids": p} for p in ids]
     with engine(target, drafter, num_tokens=NUM_NODES, max_num_seqs=16, **options) as llm:
-        outputs = [o.outputs[0] for o in llm.generate(inputs, tuned, use_tqdm=False)]
+        outputs = [o.outputs[0] for o in llm.generate(inputs(ids), tuned, use_tqdm=False)]
         return outputs, (counters(llm) if drafter else None)
 
 
@@ -137,3 +137,24 @@ def test_logprobs_follow_the_path(models, mode):
             for token in want:
                 assert math.isclose(got[token].logprob, want[token].logprob, abs_tol=1e-3)
                 assert got[token].rank == want[token].rank
+
+
+@pytest.mark.feature("prompt embeddings")
+def test_prompts_may_be_embeddings(models):
+    """They have no tokens: what a tree continues is known by its place alone."""
+    target = models.target("qwen3")
+    with safe_open(f"{target}/model.safetensors", "pt") as checkpoint:
+        table = checkpoint.get_tensor("model.embed_tokens.weight")
+    ids = prompts((12, 40, 33))
+    tuned = {"greedy": params(), "sampled": params(temperature=1.0, seed=3), "again": params()}
+    expected, _ = run(target, None, tuned, ids)
+    truth = {(0,) * len(p): list(o.token_ids) for p, o in zip(ids, expected)}
+    # The second as tokens, beside them.
+    truth[tuple(ids[1])] = truth.pop((0,) * len(ids[1]))
+    asked = [{"prompt_embeds": table[p]} for p in ids]
+    asked[1] = {"prompt_token_ids": ids[1]}
+    with planting(Planter(truth)):
+        options = dict(enable_prompt_embeds=True)
+        outputs, spec = run(target, models.drafter(DEPTH), tuned, asked, **options)
+    assert [list(o.token_ids) for o in outputs] == [list(o.token_ids) for o in expected]
+    assert spec["accepted_tokens"] > spec["drafts"]
