@@ -5,26 +5,30 @@ from torch._dynamo.utils import counters as dynamo
 
 from conftest import MODE, counters, engine, generate, prompts
 from lossless import sampling
+from planting import Planter, planting
 
 pytestmark = [
     pytest.mark.exact,
     pytest.mark.skipif(MODE.on_gpu, reason="modes of a GPU that compile have files of their own"),
 ]
-NUM_NODES, DEPTH, NUM_TOKENS = 16, 7, 24
+NUM_NODES, DEPTH, NUM_TOKENS = 16, 7, 48
 
 
-@pytest.mark.parametrize("architecture", ["qwen3", "qwen3_next"])
-def test_compiled_models_are_lossless(models, truths, architecture):
+def test_compiled_hybrids_are_lossless(models, truths):
     ids = prompts()[:3]
-    truth = [t[:NUM_TOKENS] for t in truths(architecture, 0.0)[:3]]
+    truth = [t[:NUM_TOKENS] for t in truths("qwen3_next", 0.0)[:3]]
+    planter = Planter({tuple(p): t for p, t in zip(ids, truth)})
     dynamo.clear()
-    with engine(
-        models.target(architecture),
-        models.drafter(DEPTH),
-        num_tokens=NUM_NODES,
-        enforce_eager=False,
-    ) as llm:
+    with (
+        planting(planter, run_drafter=True),
+        engine(
+            models.target("qwen3_next"),
+            models.drafter(DEPTH),
+            num_tokens=NUM_NODES,
+            enforce_eager=False,
+        ) as llm,
+    ):
         assert generate(llm, ids, sampling(0.0, NUM_TOKENS, 3)) == truth
-        assert counters(llm)["drafts"] > NUM_TOKENS
+        assert counters(llm)["accepted_tokens"] > 2 * counters(llm)["drafts"]
     # The target's and the drafter's.
     assert dynamo["stats"]["unique_graphs"] >= 2

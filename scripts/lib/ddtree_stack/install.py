@@ -62,7 +62,9 @@ def _environment(stack: Stack, device: str) -> str:
             raise StackError(TOOL, "no virtual environment can be made", [done.stdout, done.stderr])
     stamp.unlink(missing_ok=True)
     if device == "cpu":
-        _pip(stack, "install the dependencies (CPU)", "--no-deps", "-r", str(lock))
+        # What is imported is compiled then; all of it takes most of a minute.
+        args = ["--no-deps", "--no-compile", "-r", str(lock)]
+        _pip(stack, "install the dependencies (CPU)", *args)
     write_atomic(stamp, key.encode())
     return key
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -21,13 +20,10 @@ _PROBE = "import vllm, torch; print(vllm.__version__, vllm.__file__, torch.__ver
 def test(stack: Stack, suite: str, pytest: list[str]) -> int:
     """Run the suites; every one runs even if an earlier one failed."""
     status = OK
-    with ThreadPoolExecutor(1) as pool:
-        # Downloads and conversions take as long as the unit tests.
-        ready = pool.submit(prepare, stack) if suite in ("tree", "all") else None
-        if suite in ("scripts", "all"):
-            status |= scripts(stack, pytest)
-        if ready:
-            status |= tree(stack, ready.result(), pytest)
+    if suite in ("scripts", "all"):
+        status |= scripts(stack, pytest)
+    if suite in ("tree", "all"):
+        status |= tree(stack, pytest)
     if suite == "all":
         # It takes the CUDA build into .venv, so it is not run in passing.
         say("== gpu: the same engines on a GPU: scripts/test.sh gpu")
@@ -57,10 +53,12 @@ def _gemma(stack: Stack) -> dict[str, str]:
         return {"DDTREE_GEMMA_MISSING": err.what}
 
 
-def prepare(stack: Stack) -> dict[str, str]:
-    """Make .venv and the real models; returns the environment of tests/tree."""
+def tree(stack: Stack, pytest: list[str]) -> int:
+    """tests/tree against .venv, from a folder outside the tree so that only the install counts."""
+    tests = stack.root / "tests" / "tree"
     # `test.sh gpu` has the other build.
     install(stack, "cpu")
+    have = installed(stack) or {}
     env = environ(stack)
     env["DDTREE_TARGET"] = str(target_model(stack))
     env |= _gemma(stack)
@@ -68,12 +66,6 @@ def prepare(stack: Stack) -> dict[str, str]:
     # wait for one another: six times as long.
     env.setdefault("OMP_NUM_THREADS", "1")
     env.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
-    return env
-
-
-def tree(stack: Stack, env: dict[str, str], pytest: list[str]) -> int:
-    """tests/tree against .venv, from a folder outside the tree so that only the install counts."""
-    tests, have = stack.root / "tests" / "tree", installed(stack) or {}
     with TemporaryDirectory() as temp:
         python = str(stack.venv / "bin" / "python")
         seen = subprocess.run(
