@@ -51,7 +51,8 @@ class Mode:
     @property
     def options(self) -> dict[str, Any]:
         """Of `vllm.LLM`."""
-        options: dict[str, Any] = {"dtype": self.dtype, "enforce_eager": True}
+        eager = not (self.graphs or self.compiled)
+        options: dict[str, Any] = {"dtype": self.dtype, "enforce_eager": eager}
         if self.on_gpu:
             options["attention_backend"] = self.backend
             options["kv_cache_dtype"] = self.kv_cache_dtype
@@ -60,8 +61,6 @@ class Mode:
             # Only looked at before the start, for the KV cache has a size of its own: several
             # processes share the device.
             options["gpu_memory_utilization"] = 0.05
-        if self.compiled or self.graphs:
-            options["enforce_eager"] = False
         if self.graphs and not self.compiled:
             options["compilation_config"] = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}
         return options

@@ -182,6 +182,14 @@ def test_groups_are_chosen_by_name_or_family():
     assert chosen(["step"]) == []
 
 
+@pytest.mark.parametrize("only", [[], ["--only", "steps", "profile"]])
+def test_several_cards_are_for_steps_alone(monkeypatch, capsys, only):
+    monkeypatch.setattr(program, "probe", lambda: pytest.fail("not before it is refused"))
+    with pytest.raises(SystemExit) as end:
+        program.main(["--tensor-parallel", "2", *only])
+    assert end.value.code == USAGE and "--only steps" in capsys.readouterr().err
+
+
 def test_front_refuses_an_unknown_group(bare):
     done = bare.script("bench", "--only", "steps", "nothing")
     assert done.returncode == USAGE and "no such group: nothing" in done.stderr

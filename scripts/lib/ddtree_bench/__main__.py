@@ -29,13 +29,16 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="bench.sh", description=__doc__, allow_abbrev=False)
     add_options(parser)
     args = parser.parse_args(argv)
+    names = chosen(args.only)
+    if args.tensor_parallel > 1 and not all(name.startswith("steps-") for name in names):
+        # Rows of other groups do not say of how many cards an engine is.
+        parser.error("--tensor-parallel is for steps alone: add --only steps")
     signal.signal(signal.SIGTERM, _interrupt)
     try:
         card, versions = probe()
     except LookupError as err:
         print(f"bench.sh: error[{NO_GPU}]: the bench needs an NVIDIA GPU\n  {err}", file=sys.stderr)
         return NO_GPU
-    names = chosen(args.only)
     out = args.out or ROOT / "tests" / "bench" / file_name(card)
     if args.out is None and all(name.startswith("hybrid-") for name in names):
         out = out.with_stem(f"{out.stem}-hybrid")

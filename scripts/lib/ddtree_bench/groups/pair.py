@@ -38,19 +38,19 @@ def measure(run: Run) -> None:
         config = {"engine": engine, "models": str(models)}
         wanted[f"pair, {engine_name(method, tokens)}"] = ("ddtree_bench.workers.pair", config)
     chain, *trees = run.start(wanted)
+    by_size = dict(zip(SIZES, trees, strict=True))
     batches = [n for n in BATCHES if run.batches is None or n in run.batches]
+    if run.quick:
+        batches = [1, 8]
     for temperature in TEMPERATURES:
-        first: list[list[int]] = []
-        for batch in (1, 8) if run.quick else batches:
-            told = compare(run, temperature, batch, chain, dict(zip(SIZES, trees, strict=True)))
-            if temperature:
-                continue
-            if first:
-                # What another batch does to the chain itself.
-                work = f"unequal answers, T=0, chain against chain of {batches[0]}"
-                answers = first * (len(told) // len(first))
-                run.add(unequal(work, batch, None, chain, answers, told))
-            first = first or told
+        told = [compare(run, temperature, batch, chain, by_size) for batch in batches]
+        if temperature:
+            continue
+        # What another batch does to the chain itself.
+        for batch, have in zip(batches[1:], told[1:], strict=True):
+            work = f"unequal answers, T=0, chain against chain of {batches[0]}"
+            want = told[0] * (len(have) // len(told[0]))
+            run.add(unequal(work, batch, None, chain, want, have))
 
 
 def compare(
